@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
+from fairbed.coordinator.report.quantities import Sample
 from fairbed.coordinator.store.reader import ContextMeans, RunReader
 from fairbed.coordinator.store.tables import EventRow, ExchangeRow, TruthRow
 from fairbed.wire.messages import DEVICE_PHASES
@@ -96,30 +97,30 @@ class SlowestPhase:
     phase: str
     phase_s: float
     tau_s: float
-    exchanges: int
-    """Exchanges of which these are the medians."""
+    sample: Sample
+    """Timed exchanges of which these are the medians, of all of the newest ones."""
 
 
-def slowest_phase(rows: Sequence[ExchangeRow]) -> SlowestPhase | None:
-    """Return the slowest phase of the newest `RECENT` measured exchanges; None without one.
+def slowest_phase(rows: Sequence[ExchangeRow]) -> SlowestPhase | Sample:
+    """Return the slowest phase of the newest `RECENT` exchanges, or of how few it would be.
 
     The wait for an upload grant is the coordinator's time, and no phase of the device.
 
     Args:
         rows: Exchanges of one device, oldest first.
     """
-    measured = [row for row in rows if row.tau_s is not None][-RECENT:]
-    if not measured:
-        return None
+    newest = rows[-RECENT:]
+    measured = [x for x in newest if x.outcome == "done" and x.is_valid and x.tau_s is not None]
+    sample = Sample(len(measured), len(newest))
+    if sample.why_none:
+        return sample
     medians = {
         phase: median(phase_seconds(row, phase) or 0.0 for row in measured)
         for phase in EXCHANGE_PHASES
         if phase != "queued"
     }
     phase = max(medians, key=medians.__getitem__)
-    return SlowestPhase(
-        phase, medians[phase], median(row.tau_s or 0.0 for row in measured), len(measured)
-    )
+    return SlowestPhase(phase, medians[phase], median(row.tau_s or 0.0 for row in measured), sample)
 
 
 def phases_by_duration(rows: Sequence[ExchangeRow], least_share: float = 0.001) -> list[str]:

@@ -1,6 +1,7 @@
 """Prequential errors of all estimators on the exchanges of a run, in their order."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -17,7 +18,7 @@ from fairbed.coordinator.algorithms.estimation.prequential import (
 )
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.policy.config import SelectionConfig
-from fairbed.coordinator.report.quantities import MISSING, percent
+from fairbed.coordinator.report.quantities import LEAST, MISSING, Sample, of_enough, percent
 from fairbed.coordinator.state.registry import LINK_BOUNDS_BPS
 from fairbed.coordinator.store.reader import PlannedSelection, RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, FleetContextRow
@@ -54,6 +55,45 @@ def compare_estimators(
         reader.audits(),
     )
     return prequential({**_learners(settings), **(others or {})}, trials)
+
+
+def stated(found: Mapping[str, Errors], reader: RunReader) -> dict[str, Errors]:
+    """Return errors without the numbers that are of too few exchanges.
+
+    Args:
+        found: Errors by name, on the exchanges of a run.
+        reader: Reader of the run, which has all exchanges.
+    """
+    every, audits = reader.row_count(ExchangeRow), len(reader.audits())
+    return {
+        name: replace(
+            _stated(errors, every),
+            audit=None if errors.audit is None else _stated(errors.audit, audits),
+            all_devices=errors.all_devices
+            and _stated(errors.all_devices, errors.all_devices.count),
+        )
+        for name, errors in found.items()
+    }
+
+
+def _stated(errors: Errors, of: int) -> Errors:
+    sample, bounded = Sample(errors.count, of), Sample(errors.bounded, of)
+    has_numbers = not sample.why_none
+    return replace(
+        errors,
+        of=of,
+        mape=of_enough(errors.mape, sample),
+        median_ape=of_enough(errors.median_ape, sample),
+        p95_ape=of_enough(errors.p95_ape, sample),
+        bias=of_enough(errors.bias, sample),
+        coverage=of_enough(errors.coverage, bounded),
+        interval=of_enough(errors.interval, bounded),
+        median_ape_from={
+            known: median
+            for known, median in errors.median_ape_from.items()
+            if has_numbers and errors.count_from[known] >= LEAST
+        },
+    )
 
 
 def _learners(settings: PlannedSelection) -> dict[str, Learner]:
@@ -180,7 +220,7 @@ def estimates_table(found: Mapping[str, Errors]) -> str:
         "errors of tau_hat against tau, on all devices against the true expected tau; each is "
         "predicted from earlier exchanges; in 80 %: share of exchanges within their interval of "
         "80 %, from earlier errors; by known: median by number of known exchanges of the "
-        "device"
+        f"device; a number needs {LEAST} exchanges, and half of all"
     )
     return "\n\n".join(tables)
 
@@ -188,11 +228,13 @@ def estimates_table(found: Mapping[str, Errors]) -> str:
 def _table(sample: str, found: Mapping[str, Errors]) -> str:
     columns = (sample, "count", "median", "mean", "p95", "bias", "in 80 %", "by known")
     width = max(20, *(len(name) + 2 for name in found))
-    lines = ["{:<{width}}{:>10}{:>9}{:>9}{:>9}{:>9}{:>9}   {}".format(*columns, width=width)]
+    lines = ["{:<{width}}{:>14}{:>9}{:>9}{:>9}{:>9}{:>16}   {}".format(*columns, width=width)]
     for name, e in found.items():
         numbers = percent(e.median_ape), percent(e.mape), percent(e.p95_ape)
         signed, inside = percent(e.bias, is_signed=True), percent(e.coverage)
         known = ", ".join(f"{n}+ {percent(ape)}" for n, ape in e.median_ape_from.items()) or MISSING
         cells = "".join(f"{number:>9}" for number in (*numbers, signed))
-        lines.append(f"{name:<{width}}{e.count:>10}{cells}{inside:>9}   {known}")
+        inside = inside if e.coverage is None else f"{inside} of {e.bounded}"
+        count = f"{e.count}" if e.of is None else f"{e.count} of {e.of}"
+        lines.append(f"{name:<{width}}{count:>14}{cells}{inside:>16}   {known}")
     return "\n".join(lines)

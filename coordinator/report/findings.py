@@ -9,9 +9,24 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.report.quality import spread_of
-from fairbed.coordinator.report.quantities import clock, energy, percent, ratio, seconds, size
+from fairbed.coordinator.report.quantities import (
+    QUEUE_SUM,
+    Sample,
+    clock,
+    energy,
+    percent,
+    ratio,
+    seconds,
+    size,
+)
 from fairbed.coordinator.report.summary_schema import DeviceSummary, Errors, RunSummary
-from fairbed.coordinator.report.summary_table import alert_lines, counted_rate, is_kept
+from fairbed.coordinator.report.summary_table import (
+    alert_lines,
+    counted_rate,
+    energy_total,
+    is_kept,
+    prediction_errors,
+)
 from fairbed.coordinator.store.reader import LIVE, TIMED_PHASES, ExperimentExcerpt, RunReader
 from fairbed.coordinator.store.tables import INTERNAL_ERROR, ExchangeRow, MetricRow, RoundRow
 
@@ -61,7 +76,9 @@ class RoundTime:
     waits: tuple[tuple[str, int], ...]
     """Devices that were the slowest of a round, and of how many; most frequent first."""
     phases_s: dict[str, float]
-    """Time of the slowest exchanges by phase; the longest first."""
+    """Time of the slowest exchanges by phase, of rounds in which it is timed; the longest first."""
+    timed: Sample
+    """These rounds, of all that are not void."""
 
     @property
     def exchange_s(self) -> float:
@@ -76,11 +93,11 @@ def read_round_time(reader: RunReader) -> RoundTime:
     phases = tuple(f"{phase}_s" for phase in TIMED_PHASES)
     exchanges = reader.columns(
         ExchangeRow,
-        ("round", "attempt", "device", "tau_s", *phases),
+        ("round", "attempt", "device", "is_valid", *phases),
         "WHERE outcome = 'done' AND tau_s IS NOT NULL ORDER BY tau_s, device",
     )
     last = {(row[0], row[1]): row for row in exchanges}  # the slowest one of each round
-    slowest = [found for row in rounds if (found := last.get((row[0], row[1])))]
+    slowest = [found for row in rounds if (found := last.get((row[0], row[1]))) and found[3]]
     spent: Floats = np.array([row[4:] for row in slowest], dtype=np.float64)
     sums = np.nansum(spent.reshape(-1, len(phases)), axis=0)
     by_phase = sorted(zip(TIMED_PHASES, sums.tolist(), strict=True), key=lambda item: -item[1])
@@ -95,6 +112,7 @@ def read_round_time(reader: RunReader) -> RoundTime:
         close_s=sum(row[4] for row in rounds),
         waits=tuple(sorted(waits.items(), key=lambda item: (-item[1], item[0]))),
         phases_s={phase: total for phase, total in by_phase if total > 0.0},
+        timed=Sample(len(slowest), len(rounds)),
     )
 
 
@@ -286,6 +304,11 @@ def _guarantee(s: RunSummary) -> Finding:
         text = f"Not kept: {lowest}; {fair.beta:g} is guaranteed.{reason}{jain}"
     if fair.invariant_holds is False:
         text += " The bound rate >= beta - Z/T, which must hold after every round, is violated."
+    if s.queues.total is not None:
+        text += (
+            f" After the last round, {QUEUE_SUM.name} {ratio(s.queues.total, 2)}, largest "
+            f"{ratio(s.queues.largest, 2)}."
+        )
     is_bad = not is_kept(fair) or fair.invariant_holds is False
     return Finding("Guarantee", text, is_bad=is_bad)
 
@@ -302,26 +325,35 @@ def _speed(s: RunSummary, time: RoundTime) -> Iterator[Finding]:
         f"{percent(part / time.total_s)} {words}" for part, words in sorted(parts, reverse=True)
     ]
     used = [share for share in shares if not share.startswith("0.0 ")]
-    text = f"A median round took {span(s.round_s.median or 0.0)}. Of the time in rounds: "
-    text += f"{', '.join(used)}."
+    lasted = s.round_s.samples["median"]
+    text = (
+        f"No median round: {lasted} rounds were not void, {lasted.why_none}."
+        if s.round_s.median is None
+        else f"A median round took {span(s.round_s.median)}."
+    )
+    text += f" Of the time in rounds: {', '.join(used)}."
     if time.waits and time.waits[0][1] > 1:
         name, times = time.waits[0]
         text += f" {name} was the slowest device most often, in {times} of {time.rounds} rounds."
     in_phases = sum(time.phases_s.values())
-    if in_phases > 0.0:
+    if time.timed.why_none:
+        text += (
+            f" What the slowest exchanges spent their time on is not stated: they were timed in "
+            f"{time.timed} rounds, {time.timed.why_none}."
+        )
+    elif in_phases > 0.0:
         first, *others = list(time.phases_s.items())[:2]
         text += (
-            f" In the slowest exchange of each round, {PHASE_WORDS[first[0]]} takes longest, "
-            f"{percent(first[1] / in_phases)}"
+            f" In the slowest exchange of a round (timed in {time.timed}), "
+            f"{PHASE_WORDS[first[0]]} takes longest, {percent(first[1] / in_phases)}"
         )
         text += "".join(
             f", then {PHASE_WORDS[phase]}, {percent(total / in_phases)}" for phase, total in others
         )
         text += "."
     error = s.estimator.mape_second_half
-    if error is not None:
-        text += f" Exchange times were predicted with a mean error of {percent(error)}"
-        text += f" (bias {percent(s.estimator.bias, is_signed=True)}) in the second half."
+    if s.estimator.predicted:
+        text += f" Predictions of exchange times: {prediction_errors(s.estimator)}."
     yield Finding("Speed", text, is_bad=error is not None and error > NOTABLE_ERROR)
 
 
@@ -358,8 +390,10 @@ def _worst_off(s: RunSummary) -> Iterator[Finding]:
     slow = lowest(s.fleet, "tau_s_median")
     if slow:
         worst = slow[-1]
+        others = "" if len(slow) == len(s.fleet) else f" of {len(slow)} devices that have one"
         texts.append(
-            f"{worst.name} has the longest median exchange, {span(worst.tau_s_median or 0.0)}"
+            f"{worst.name} has the longest median exchange{others}, "
+            f"{span(worst.tau_s_median or 0.0)} ({worst.samples['tau_s_median']} timed)"
         )
     if texts:
         yield Finding("Worst off", f"{'; '.join(texts)}.")
@@ -368,9 +402,8 @@ def _worst_off(s: RunSummary) -> Iterator[Finding]:
 def _cost(s: RunSummary) -> Iterator[Finding]:
     parts = [f"{size(s.bytes.down)} down and {size(s.bytes.up)} up"]
     if s.energy is not None:
-        joules = energy(s.energy.total_j)
-        known = "" if s.energy.is_complete else ", as far as the power of the devices is known"
-        parts.append(f"{joules} in exchanges{known}")
+        unknown = "energy " if s.energy.total_j is None else ""
+        parts.append(f"{unknown}{energy_total(s.energy)}")
         if s.energy.wasted_j:
             parts.append(f"{energy(s.energy.wasted_j)} of it for updates that were not merged")
     if s.bytes.down or s.bytes.up or s.energy is not None:

@@ -44,15 +44,23 @@ from fairbed.coordinator.report.markup import (
     tag,
 )
 from fairbed.coordinator.report.quantities import (
+    LEAST,
     MISSING,
+    TAU_MEDIAN,
+    cell,
     clock,
     energy,
     instant,
+    known_energy,
     ratio,
     seconds,
 )
 from fairbed.coordinator.report.summary import summarise_run
-from fairbed.coordinator.report.summary_schema import DeviceSummary, RunSummary
+from fairbed.coordinator.report.summary_schema import (
+    DeviceSummary,
+    ExchangeSummary,
+    RunSummary,
+)
 from fairbed.coordinator.report.summary_table import (
     NOTABLE_DIVERGENCE,
     calibrated,
@@ -79,6 +87,8 @@ MAX_DRAWN = 4
 """Runs of which a figure is drawn that does not compare runs."""
 MAX_TEXT = 300
 """Characters of a text from a device or an operator."""
+
+NEEDS = f"it needs {LEAST} timed exchanges, and half of all"
 
 PAGE = Path(__file__).parent / "page"
 """Style sheet and script of the page."""
@@ -465,14 +475,22 @@ def _tiles(run: RunPage) -> Markup:
         (ratio(s.error.rmse_mean), "RMSE, mean over devices") if s.error is not None else None,
         (ratio(s.error.rmse_worst10), "RMSE, worst 10 %") if s.error is not None else None,
         (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,
-        (span(x.median_s), "median exchange") if x.median_s is not None else None,
-        (energy(s.energy.total_j), "energy of exchanges")
+        _exchange_tile(x) if s.rounds_completed else None,
+        (energy(s.energy.total_j), f"energy of {s.energy.samples['total_j']} exchanges")
         if s.energy is not None and s.accuracy.mean is None
         else None,
     ]
     known = [tile for tile in tiles if tile is not None][:MAX_TILES]
     shown = [tag("div", tag("dt", label), tag("dd", value)) for value, label in known]
     return tag("dl", *shown, class_="tiles")
+
+
+def _exchange_tile(x: ExchangeSummary) -> tuple[str, str]:
+    """Return the median exchange time, or why there is none."""
+    sample = x.samples["median_s"]
+    why = f", {sample.why_none}" if x.median_s is None else ""
+    value = MISSING if x.median_s is None else span(x.median_s)
+    return value, f"{TAU_MEDIAN.name} ({sample} timed{why})"
 
 
 def _words(found: Sequence[Finding]) -> Markup:
@@ -643,9 +661,15 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
         is_low = beta is not None and is_counted and value is not None and value < beta
         return HtmlCell(ratio(value), value, share=value, tone="bad" if is_low else "")
 
-    def time(value: float | None) -> HtmlCell:
-        share = value / longest if value is not None and longest else None
-        return HtmlCell(seconds(value), value, share=share)
+    def median(device: DeviceSummary, key: str, *, has_bar: bool) -> HtmlCell:
+        value: float | None = getattr(device, key)
+        share = value / longest if has_bar and value is not None and longest else None
+        text = cell(seconds(value), value, device.samples[key])
+        return HtmlCell(text, value, share=share, tone="quiet" if value is None else "")
+
+    def timed(device: DeviceSummary) -> HtmlCell:
+        sample = device.samples["tau_s_median"]
+        return HtmlCell(str(sample), float(sample.n))
 
     def plain(value: float | None, digits: int = 3) -> HtmlCell:
         return HtmlCell(ratio(value, digits), value)
@@ -681,14 +705,19 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
             lambda d: plain(d.queue, 2),
         ),
         (
-            longest > 0.0,
-            HtmlColumn("exchange, s", title="Median exchange time"),
-            lambda d: time(d.tau_s_median),
+            s.exchange.count > 0,
+            HtmlColumn("timed", title="Exchanges with a valid time, of all its exchanges"),
+            timed,
         ),
         (
-            any(d.train_s_median for d in fleet),
-            HtmlColumn("training, s", title="Median time of local training"),
-            lambda d: HtmlCell(seconds(d.train_s_median), d.train_s_median),
+            s.exchange.count > 0,
+            HtmlColumn("median s", title=f"Median exchange time; {NEEDS}"),
+            lambda d: median(d, "tau_s_median", has_bar=True),
+        ),
+        (
+            any(d.samples["train_s_median"].n for d in fleet),
+            HtmlColumn("train s", title=f"Median time of local training; {NEEDS}"),
+            lambda d: median(d, "train_s_median", has_bar=False),
         ),
         (
             True,
@@ -724,8 +753,8 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
         ),
         (
             s.energy is not None,
-            HtmlColumn("energy", title="Known energy of its exchanges"),
-            lambda d: HtmlCell(energy(d.energy_j), d.energy_j),
+            HtmlColumn("energy", title="Sum over its exchanges with a known energy"),
+            lambda d: HtmlCell(known_energy(d.energy_j, d.samples["energy_j"]), d.energy_j),
         ),
         (
             s.privacy is not None,

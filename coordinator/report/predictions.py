@@ -1,10 +1,12 @@
 """Predicted against measured exchange times: errors by round, phase and device.
 
-An exchange counts if the estimator had predicted it and may learn from it. Its residual is
+An exchange counts if the estimator had predicted it and may learn from it; errors carry how many of
+all exchanges that are. Its residual is
 tau - tau_hat; its error is the residual relative to the measured time, with the sign of
 `estimation.prequential`: positive if the prediction was too long.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +15,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.intervals import ConformalIntervals
+from fairbed.coordinator.report.quantities import Sample
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.wire.messages import DEVICE_PHASES
@@ -37,7 +40,10 @@ PREDICTION = "prediction"
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Exchanges with predicted and measured times, oldest first; arrays of shape (M,)."""
+    """Exchanges with predicted and measured times, oldest first; arrays of shape (M,).
+
+    They are those of `every_round` exchanges, shape (N,), that count.
+    """
 
     round: Ints
     device: tuple[str, ...]
@@ -49,6 +55,10 @@ class Predictions:
     """Upper ends; infinity where too few errors were known."""
     phases_s: Mapping[str, Floats]
     """Time of each phase; their sum and `REST` are tau."""
+    every_round: Ints
+    """Rounds of all exchanges that were read, shape (N,)."""
+    every_device: tuple[str, ...]
+    """Their devices."""
 
     @property
     def error(self) -> Floats:
@@ -58,17 +68,20 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class PredictionErrors:
-    """Errors of some exchanges; None without exchanges."""
+    """Errors of some exchanges; None if too few of them count."""
 
-    count: int
+    sample: Sample
+    """Exchanges that count, of all."""
     median_ape: float | None
     """Median of |tau_hat - tau| / tau."""
     bias: float | None
     """Mean of (tau_hat - tau) / tau."""
     coverage: float | None
-    """Share within their 80 % interval; None if no interval is bounded."""
+    """Share within their 80 % interval, of those with a bounded one."""
     width: float | None
-    """Median of the width of the interval / tau_hat; None if no interval is bounded."""
+    """Median of the width of the interval / tau_hat, of those with a bounded one."""
+    bounded: Sample
+    """Exchanges that count and have a bounded interval, of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +111,25 @@ class DeviceError:
 
 
 def read_predictions(reader: RunReader, until_round: int, limit: int = LIMIT) -> Predictions:
-    """Return the newest exchanges up to a round.
+    """Return those of the newest exchanges up to a round that count.
 
     Args:
         reader: Reader of the run.
         until_round: The last round.
-        limit: Largest number of exchanges.
+        limit: Largest number of exchanges, of those that count and of the others.
     """
     columns = [f"{phase}_s" for phase in MEASURED_PHASES]
-    rows = reader.columns(
+    every = reader.columns(
         ExchangeRow,
-        ("round", "device", "tau_s", "tau_hat_s", *columns),
-        "WHERE round <= ? AND outcome = 'done' AND is_valid AND tau_s > 0 AND tau_hat_s > 0 "
-        "ORDER BY round DESC, attempt DESC, device DESC LIMIT ?",
+        ("round", "device", "tau_s", "tau_hat_s", *columns, "outcome", "is_valid"),
+        "WHERE round <= ? ORDER BY round DESC, attempt DESC, device DESC LIMIT ?",
         (until_round, limit),
     )[::-1]
+    rows = [
+        row[:-2]
+        for row in every
+        if row[-2] == "done" and row[-1] and (row[2] or 0.0) > 0.0 and (row[3] or 0.0) > 0.0
+    ]
     numbers = np.array([[row[0], *row[2:]] for row in rows], dtype=np.float64)
     numbers = numbers.reshape(-1, 3 + len(columns))
     phases_s = np.nan_to_num(numbers[:, 3:])
@@ -130,6 +147,8 @@ def read_predictions(reader: RunReader, until_round: int, limit: int = LIMIT) ->
             **dict(zip(MEASURED_PHASES, phases_s.T, strict=True)),
             REST: numbers[:, 1] - phases_s.sum(axis=1),
         },
+        every_round=np.array([row[0] for row in every], dtype=np.int64),
+        every_device=tuple(row[1] for row in every),
     )
 
 
@@ -157,32 +176,48 @@ def intervals_of(
     return low_s, high_s
 
 
-def errors_of(found: Predictions, mask: Bools | None = None) -> PredictionErrors:
-    """Return the errors of all exchanges, or of those in a mask of shape (M,)."""
+def errors_of(
+    found: Predictions, mask: Bools | None = None, of: int | None = None
+) -> PredictionErrors:
+    """Return the errors of all exchanges, or of those in a mask.
+
+    Args:
+        found: The exchanges.
+        mask: Those whose errors are wanted, shape (M,).
+        of: Number of exchanges to which the mask applies, with those that do not count; None: all.
+    """
     counted = np.ones(len(found.tau_s), dtype=np.bool_) if mask is None else mask
+    total = len(found.every_round) if of is None else of
     error, tau_hat_s, tau_s = (x[counted] for x in (found.error, found.tau_hat_s, found.tau_s))
-    if not error.size:
-        return PredictionErrors(0, None, None, None, None)
     low_s, high_s = found.low_s[counted], found.high_s[counted]
     is_bounded = np.isfinite(high_s)
     is_inside = ((low_s <= tau_s) & (tau_s <= high_s))[is_bounded]
+    sample, bounded = Sample(len(error), total), Sample(len(is_inside), total)
+    has_errors, has_intervals = not sample.why_none, not bounded.why_none
     return PredictionErrors(
-        count=int(error.size),
-        median_ape=float(np.median(np.abs(error))),
-        bias=float(error.mean()),
-        coverage=float(is_inside.mean()) if is_inside.size else None,
+        sample=sample,
+        median_ape=float(np.median(np.abs(error))) if has_errors else None,
+        bias=float(error.mean()) if has_errors else None,
+        coverage=float(is_inside.mean()) if has_intervals else None,
         width=float(np.median(((high_s - low_s) / tau_hat_s)[is_bounded]))
-        if is_inside.size
+        if has_intervals
         else None,
+        bounded=bounded,
     )
 
 
 def drift(found: Predictions) -> tuple[PredictionErrors, PredictionErrors]:
     """Return the errors of the newest rounds and of as many rounds before."""
-    last = int(found.round.max()) if found.round.size else 0
-    recent: Bools = np.asarray(found.round > last - RECENT_ROUNDS)
-    before: Bools = np.asarray(~recent & (found.round > last - 2 * RECENT_ROUNDS))
-    return errors_of(found, recent), errors_of(found, before)
+    last = int(found.every_round.max()) if found.every_round.size else 0
+
+    def within(rounds: Ints, ago: int) -> Bools:
+        return np.asarray((rounds <= last - ago) & (rounds > last - ago - RECENT_ROUNDS))
+
+    recent, before = (
+        errors_of(found, within(found.round, ago), int(within(found.every_round, ago).sum()))
+        for ago in (0, RECENT_ROUNDS)
+    )
+    return recent, before
 
 
 def errors_by_round(found: Predictions) -> list[tuple[int, float, float]]:
@@ -206,9 +241,11 @@ def parts_of_residual(found: Predictions) -> list[PartOfResidual]:
 
     Residual and phases are taken around their means of each device, so that a constant error of a
     device, its bias, does not count. As tau is the sum of the phases, the covariances of phases,
-    rest and (negative) prediction with the residual add up to its variance.
+    rest and (negative) prediction with the residual add up to its variance. Too few exchanges have
+    no parts.
     """
-    if not found.device:
+    sample = Sample(len(found.device), len(found.every_round))
+    if sample.why_none:
         return []
     _, group = np.unique(np.array(found.device), return_inverse=True)
     counts = np.bincount(group)
@@ -234,8 +271,9 @@ def parts_of_residual(found: Predictions) -> list[PartOfResidual]:
 
 
 def errors_by_device(found: Predictions) -> list[DeviceError]:
-    """Return the errors of each device, the largest median first."""
+    """Return the errors of each device, the largest median first, those with too few last."""
     names, group = np.unique(np.array(found.device, dtype=str), return_inverse=True)
+    every = Counter(found.every_device)
     devices = []
     for at, name in enumerate(names.tolist()):
         mask: Bools = np.asarray(group == at)
@@ -243,7 +281,7 @@ def errors_by_device(found: Predictions) -> list[DeviceError]:
         devices.append(
             DeviceError(
                 device=name,
-                errors=errors_of(found, mask),
+                errors=errors_of(found, mask, every[name]),
                 tau_s=float(found.tau_s[last]),
                 tau_hat_s=float(found.tau_hat_s[last]),
             )

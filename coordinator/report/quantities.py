@@ -1,7 +1,100 @@
-"""Text of quantities for people: short, with a unit, of stable width."""
+"""Quantities for people: their names, how many exchanges they are of, and their texts.
+
+A number that several readers print is declared here once: summary, report, control room,
+comparison and metrics take its name and meaning from here, so that one name is one number.
+"""
+
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 MISSING = "–"
 """Text of an unknown value."""
+
+LEAST = 5
+"""Fewest exchanges with a value for a median, a percentile, a mean or a share of them."""
+LEAST_SHARE = 0.5
+"""Smallest share of the exchanges that must have a value: the others may be of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number that several readers print."""
+
+    name: str
+    """The words before the number, wherever it is printed."""
+    meaning: str
+    """Which statistic it is, and over what; without a full stop."""
+
+
+QUEUE_SUM = Quantity(
+    "virtual queues: sum", "Sum of the virtual queues over devices after the newest closed round"
+)
+QUEUE_LARGEST = Quantity(
+    "virtual queues: largest", "Largest virtual queue of a device after the newest closed round"
+)
+QUEUE_MEAN_SUM = Quantity(
+    "virtual queues: mean sum", "Mean over all rounds of the sum of the virtual queues"
+)
+QUEUE_MAX = Quantity(
+    "virtual queues: max", "Largest virtual queue of a device after any round of the run"
+)
+ROUND_MEDIAN = Quantity("median round", "Median duration of the rounds that are not void, seconds")
+TAU_MEDIAN = Quantity("median exchange", "Median exchange time of the timed exchanges, seconds")
+TAU_P95 = Quantity("p95 exchange", "95th percentile of the exchange time of the timed exchanges")
+ERROR_MEAN = Quantity(
+    "mean error of predictions", "Mean of |predicted - measured| / measured, second half of rounds"
+)
+ERROR_MEDIAN = Quantity(
+    "median error of predictions", "Median of the same errors, second half of the rounds"
+)
+ENERGY = Quantity("energy", "Sum of the known energies of exchanges, joules")
+
+
+class Sample(Struct, frozen=True):
+    """The exchanges behind a number."""
+
+    n: int
+    """Those that have a value."""
+    of: int
+    """All of the kind, with those that failed, were late or are untimed."""
+
+    @property
+    def why_none(self) -> str:
+        """Why a median, percentile, mean or share of them is not stated; empty: it is."""
+        if self.n < LEAST:
+            return f"fewer than {LEAST}"
+        return self.why_no_total
+
+    @property
+    def why_no_total(self) -> str:
+        """Why the sum over them is not stated; empty: it is."""
+        return "fewer than half" if self.n < LEAST_SHARE * self.of else ""
+
+    @property
+    def mark(self) -> str:
+        """Text of a cell without a number: `–` without a value, `n < 5`, `n < half`."""
+        if not self.n:
+            return MISSING
+        return f"n < {LEAST}" if self.n < LEAST else "n < half"
+
+    def __str__(self) -> str:
+        """Return `105 of 120`."""
+        return f"{self.n:,} of {self.of:,}"
+
+
+NO_SAMPLE = Sample(0, 0)
+
+
+def of_enough(value: float | None, sample: Sample) -> float | None:
+    """Return a statistic, or None if it is of too few exchanges."""
+    return None if value is None or sample.why_none else value
+
+
+def cell(text: str, value: float | None, sample: Sample) -> str:
+    """Return the text of a number in a table, or why there is none."""
+    return sample.mark if value is None and sample.why_none else text
+
 
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -57,6 +150,16 @@ def energy(value_j: float | None) -> str:
     if value_j is None:
         return MISSING
     return f"{value_j:.2g} J" if value_j < 9.95 else f"{_prefixed(value_j, ' ')}J"
+
+
+def known_energy(value_j: float | None, sample: Sample) -> str:
+    """Return the text of an energy in a table, with its exchanges unless it is of all.
+
+    `4.8 kJ`, `4.8 kJ of 105` exchanges; `n 9 of 20` in place of a sum of too few.
+    """
+    if value_j is None or sample.why_no_total:
+        return f"n {sample}" if sample.n else MISSING
+    return energy(value_j) if sample.n == sample.of else f"{energy(value_j)} of {sample.n:,}"
 
 
 def ratio(value: float | None, digits: int = 3) -> str:

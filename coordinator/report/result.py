@@ -1,13 +1,38 @@
 """How a run ended, in a few lines: result, guarantee, slowest device and why, energy, what next."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairbed.coordinator.report.quality import measure, spread_of
-from fairbed.coordinator.report.quantities import clock, energy, percent, ratio, seconds
+from fairbed.coordinator.report.quantities import (
+    LEAST,
+    TAU_MEDIAN,
+    Sample,
+    clock,
+    energy,
+    of_enough,
+    percent,
+    ratio,
+    seconds,
+)
 from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.report.summary_table import counted_rate, guarantee
-from fairbed.coordinator.store.reader import RunInfo, RunReader, SlowestDevice
+from fairbed.coordinator.store.reader import DeviceTimes, RunInfo, RunReader
+
+
+@dataclass(frozen=True, slots=True)
+class SlowestDevice:
+    """The device with the longest median exchange, and its longest phase."""
+
+    device: str
+    tau_s: float
+    """Median over its timed exchanges."""
+    sample: Sample
+    """These, of all its exchanges."""
+    phase: str
+    phase_s: float
+    """Median likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +44,12 @@ class RunResult:
     """Mean accuracy over the worst tenth of the devices, or their error in regression."""
     fairness: Fairness
     slowest: SlowestDevice | None
-    """None without a valid exchange."""
+    """None without a device of enough timed exchanges."""
+    has_exchanges: bool
     energy_j: float | None
     """Known energy of all exchanges; None if it is unknown."""
+    energy_sample: Sample | None
+    """Exchanges whose energy it is, of all; None if that is not known here."""
     alerts: tuple[str, ...]
     """Kinds of alerts with which the run ended."""
     is_emulated: bool
@@ -34,15 +62,33 @@ def result_of(reader: RunReader) -> RunResult:
         info = reader.run()
         newest = reader.newest_metric()
         joules = reader.energy_j(0, reader.newest_round())
+        known, times = None if info.is_replica else reader.known_energy(), reader.device_times()
         return RunResult(
             info=info,
             worst10=spread_of(newest).worst10,
             fairness=fairness_of(reader),
-            slowest=reader.slowest_device(),
-            energy_j=sum(joules.values()) if joules else None,
+            slowest=slowest_device(reader, times),
+            has_exchanges=bool(times),
+            energy_j=known.total_j if known else sum(joules.values()) if joules else None,
+            energy_sample=None if known is None else Sample(known.known, known.exchanges),
             alerts=tuple(alert.kind for alert in reader.standing_alerts()),
             is_emulated=all(device.kind == "emulated" for device in reader.devices()),
         )
+
+
+def slowest_device(reader: RunReader, times: Sequence[DeviceTimes]) -> SlowestDevice | None:
+    """Return the device with the longest median exchange, of those with enough timed ones."""
+    medians = [
+        (tau_s, x.device, sample)
+        for x in times
+        if (tau_s := of_enough(x.tau_s, sample := Sample(x.timed, x.exchanges))) is not None
+    ]
+    if not medians:
+        return None
+    tau_s, device, sample = max(medians, key=lambda one: one[:2])
+    phases_s = reader.phase_medians(device)
+    phase = max(phases_s, key=phases_s.__getitem__)
+    return SlowestDevice(device, tau_s, sample, phase, phases_s[phase])
 
 
 def result_lines(result: RunResult) -> list[tuple[str, str]]:
@@ -65,18 +111,27 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
         lines.append(("guarantee", f"{kept}{lowest}"))
     if slowest is not None:
         share = percent(slowest.phase_s / slowest.tau_s)
-        lines.append(
-            (
-                "slowest",
-                f"{slowest.device}: {seconds(slowest.tau_s)} s per exchange on average, "
-                f"{share} of it {slowest.phase}",
-            )
+        text = (
+            f"{slowest.device}: {TAU_MEDIAN.name} {seconds(slowest.tau_s)} s "
+            f"({slowest.sample} timed), {share} of it {slowest.phase}"
         )
+        lines.append(("slowest", text))
+    elif result.has_exchanges:
+        text = f"unknown: no device has {LEAST} timed exchanges, and half of its own"
+        lines.append(("slowest", text))
     if result.energy_j is not None:
-        lines.append(("energy", f"{energy(result.energy_j)} in exchanges, as far as it is known"))
+        lines.append(("energy", _energy(result.energy_j, result.energy_sample)))
     if result.alerts:
         lines.append(("alerts", f"at the end: {', '.join(result.alerts)}"))
     return lines
+
+
+def _energy(value_j: float, sample: Sample | None) -> str:
+    if sample is None:
+        return f"{energy(value_j)} in exchanges, as far as it is known"
+    if sample.why_no_total:
+        return f"unknown: {sample} exchanges have it, {sample.why_no_total}"
+    return f"{energy(value_j)} in {sample} exchanges"
 
 
 def next_commands(result: RunResult) -> list[tuple[str, str, str]]:

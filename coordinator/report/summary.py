@@ -28,7 +28,7 @@ from fairbed.coordinator.policy.live_settings import (
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
-from fairbed.coordinator.report.quantities import ratio, size
+from fairbed.coordinator.report.quantities import Sample, of_enough, ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     AggregationSummary,
@@ -165,13 +165,13 @@ def summarise_run(
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     privacy = privacy_summary(plan, releases.values())
-    fleet, valid_of, weight_ratios = [], exchanges.valid_of(), _weight_ratios(exchanges)
-    energy_j = _energy_by_device(exchanges)
+    fleet, weight_ratios = list[DeviceSummary](), _weight_ratios(exchanges)
+    rows_of = exchanges.by_device()
     left_out = Counter(exchanges.device[exchanges.numbers["defence_scale"] == 0.0].tolist())
     for device in devices[:max_devices]:
         count = counts.get(device.name)
         metric = device_metrics.get(device.name)
-        of_device = valid_of.get(device.name, _NOWHERE)
+        measured = _of_device(exchanges, rows_of.get(device.name, _NOWHERE))
         fleet.append(
             DeviceSummary(
                 name=device.name,
@@ -183,8 +183,8 @@ def summarise_run(
                 selection_rate=count.selected / count.rounds if count else None,
                 aggregation_rate=count.aggregated / count.rounds if count else None,
                 queue=queues.get(device.name),
-                tau_s_median=_median(exchanges.tau_s[of_device]),
-                train_s_median=_median(exchanges.train_s[of_device]),
+                tau_s_median=measured.values["tau_s_median"],
+                train_s_median=measured.values["train_s_median"],
                 accuracy=metric.accuracy if metric else None,
                 auroc=metric.auroc if metric else None,
                 rmse=metric.rmse if metric else None,
@@ -192,7 +192,7 @@ def summarise_run(
                 loss=metric.loss if metric else None,
                 weight_ratio=weight_ratios.get(device.name),
                 left_out=left_out[device.name],
-                energy_j=energy_j.get(device.name),
+                energy_j=measured.values["energy_j"],
                 personal_accuracy=personal[device.name].accuracy
                 if device.name in personal
                 else None,
@@ -200,6 +200,7 @@ def summarise_run(
                 releases=None if privacy is None else releases.get(device.name, 0),
                 epsilon=device_epsilon(privacy, releases.get(device.name, 0)),
                 malicious=malicious.get(device.name),
+                samples=measured.samples,
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
@@ -239,7 +240,7 @@ def summarise_run(
         ),
         exchange=_exchanges(exchanges),
         estimator=_estimator(exchanges, len(rounds)),
-        queues=_queues(rounds),
+        queues=_queues(rounds, has_guarantee=info.plan.beta is not None),
         loss_queries=_loss_queries(queries, rounds),
         context_check=_context_check(rounds),
         audits=audits,
@@ -257,7 +258,7 @@ def summarise_run(
         privacy=privacy,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=fairness,
-        round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
+        round_s=_round_times(lasted, len(rounds)),
         profiles=_profiles(devices, truths, kinds, exchanges),
         fleet=fleet,
         provenance=msgspec.json.decode(info.row.provenance, type=Provenance),
@@ -294,14 +295,59 @@ class _Table:
         self.tau_s, self.train_s = self.numbers["tau_s"], self.numbers["train_s"]
         self.done = self.outcome == "done"
         self.valid = self.done & (self.numbers["is_valid"] == 1.0) & (self.tau_s > 0.0)
+        self.timed_tau_s, self.timed_train_s = self.timed("tau_s"), self.timed("train_s")
 
-    def valid_of(self) -> dict[str, Ints]:
-        """Return the positions of the valid exchanges of each device."""
-        at = np.flatnonzero(self.valid)
-        names, group = np.unique(self.device[at].astype(str), return_inverse=True)
+    def by_device(self) -> dict[str, Ints]:
+        """Return the positions of the exchanges of each device."""
+        names, group = np.unique(self.device.astype(str), return_inverse=True)
         order = np.argsort(group, kind="stable")
-        parts = np.split(at[order], np.cumsum(np.bincount(group, minlength=len(names)))[:-1])
+        parts = np.split(order, np.cumsum(np.bincount(group, minlength=len(names)))[:-1])
         return dict(zip(names.tolist(), parts, strict=True)) if len(names) else {}
+
+    def timed(self, name: str) -> Floats:
+        """Return a column with NaN in exchanges that are not timed, shape (M,)."""
+        return np.where(self.valid, self.numbers[name], np.nan)
+
+
+class _Measured:
+    """Statistics of one part of the summary, by key, with the counts behind each of them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float | None] = {}
+        self.samples: dict[str, Sample] = {}
+
+    def add(
+        self, key: str, values: Sequence[float] | Floats, of: int | None = None, q: float = 50
+    ) -> "_Measured":
+        """Add a percentile of the known values; None: of as many exchanges as there are values."""
+        known = np.asarray(values, dtype=np.float64)
+        sample = Sample(int(np.isfinite(known).sum()), len(known) if of is None else of)
+        self.samples[key] = sample
+        self.values[key] = of_enough(_percentile(known, q), sample)
+        return self
+
+    def add_total(self, key: str, values: Floats) -> "_Measured":
+        """Add the sum of the known values; None if there is none."""
+        known = values[np.isfinite(values)]
+        sample = Sample(len(known), len(values))
+        self.samples[key] = sample
+        is_stated = known.size and not sample.why_no_total
+        self.values[key] = float(known.sum()) if is_stated else None
+        return self
+
+
+def _of_device(table: _Table, rows: Ints) -> _Measured:
+    """Return the statistics of one device, of its exchanges."""
+    found = _Measured()
+    found.add("tau_s_median", table.timed_tau_s[rows])
+    found.add("train_s_median", table.timed_train_s[rows])
+    return found.add_total("energy_j", table.numbers["energy_j"][rows])
+
+
+def _round_times(lasted_s: Sequence[float], rounds: int) -> RoundTimes:
+    """Return the durations of the rounds that are not void, of all closed rounds."""
+    found = _Measured().add("median", lasted_s, rounds).add("p95", lasted_s, rounds, q=95)
+    return RoundTimes(**found.values, samples=found.samples)
 
 
 def _last_metric(reader: RunReader) -> int:
@@ -453,11 +499,29 @@ def _finite(value: float) -> float | None:
 
 
 def _exchanges(table: _Table) -> ExchangeSummary:
-    seen = {name: values[table.valid] for name, values in table.numbers.items()}
-    tau_s, rest_s = seen["tau_s"], seen["unaccounted_s"]
-    stale = table.numbers["staleness"]
+    tau_s, rest_s = table.timed_tau_s, table.timed("unaccounted_s")
+    stale, cell_wait_s = table.numbers["staleness"], table.numbers["cell_wait_s"]
+    in_cells = np.unique(table.device[np.isfinite(cell_wait_s)].astype(str))
+    found = _Measured()
+    found.add("median_s", tau_s).add("p95_s", tau_s, q=95)
+    found.add("unaccounted_ratio", rest_s / tau_s).add("unaccounted_median_s", rest_s)
+    found.add(
+        "cell_wait_ratio",
+        table.timed("cell_wait_s") / tau_s,
+        int(np.isin(table.device.astype(str), in_cells).sum()),
+    )
+    found.add("encode_median_s", table.timed("encode_s"))
+    found.add("decode_median_s", table.timed("decode_s"))
+    found.add(
+        "coordinator_decode_median_s",
+        table.timed("coordinator_decode_s"),
+        int((table.codec_up != "float32").sum()),
+    )
+    found.add("down_median_bytes", table.timed("bytes_down"))
+    found.add("up_median_bytes", table.timed("bytes_up"))
     return ExchangeSummary(
         count=len(table.device),
+        timed=int(table.valid.sum()),
         invalid=int((table.done & ~table.valid).sum()),
         contended=int((table.done & (table.numbers["is_contended"] == 1.0)).sum()),
         late=int((table.outcome == "late").sum()),
@@ -466,32 +530,27 @@ def _exchanges(table: _Table) -> ExchangeSummary:
         cancelled=int((table.outcome == "cancelled").sum()),
         failed=int(np.isin(table.outcome, FAILURES).sum()),
         refused=dict(Counter(table.device[table.outcome == "rejected"].tolist()).most_common()),
-        median_s=_median(tau_s),
-        p95_s=_percentile(tau_s, 95),
-        unaccounted_ratio=_median(rest_s / tau_s),
-        unaccounted_median_s=_median(rest_s),
-        cell_wait_ratio=_median(seen["cell_wait_s"] / tau_s),
-        encode_median_s=_median(seen["encode_s"]),
-        decode_median_s=_median(seen["decode_s"]),
-        coordinator_decode_median_s=_median(seen["coordinator_decode_s"]),
-        down_median_bytes=_median(seen["bytes_down"]),
-        up_median_bytes=_median(seen["bytes_up"]),
+        **found.values,
         codecs_down=dict(Counter(table.codec_down[table.done].tolist())),
         codecs_up=dict(Counter(table.codec_up[table.done].tolist())),
+        samples=found.samples,
     )
 
 
 def _estimator(table: _Table, rounds: int) -> EstimatorError:
-    round_ids, tau_hat_s = table.numbers["round"], table.numbers["tau_hat_s"]
-    counted = table.valid & (round_ids > rounds / 2) & np.isfinite(tau_hat_s)
-    tau_s = table.tau_s[counted]
-    if not (tau_hat_s[counted] > 0.0).any():  # the estimator predicted nothing yet
-        return EstimatorError(mape_second_half=None, median_ape=None, bias=None)
-    error: Floats = (tau_hat_s[counted] - tau_s) / tau_s
+    """Return the errors in the second half; 0 is the prediction before the first exchange."""
+    tau_hat_s = table.numbers["tau_hat_s"]
+    is_counted = table.numbers["round"] > rounds / 2
+    is_predicted = is_counted & (tau_hat_s > 0.0)
+    at = is_predicted & table.valid
+    error: Floats = (tau_hat_s[at] - table.tau_s[at]) / table.tau_s[at]
+    sample = Sample(len(error), int(is_counted.sum()))
     return EstimatorError(
-        mape_second_half=float(np.abs(error).mean()),
-        median_ape=_median(np.abs(error)),
-        bias=float(error.mean()),
+        predicted=int(is_predicted.sum()),
+        mape_second_half=of_enough(_mean(np.abs(error)), sample),
+        median_ape=of_enough(_median(np.abs(error)), sample),
+        bias=of_enough(_mean(error), sample),
+        samples=dict.fromkeys(("mape_second_half", "median_ape", "bias"), sample),
     )
 
 
@@ -538,6 +597,7 @@ def _personal(
     pairs = [(row, metrics[row.device]) for row in scores if row.device in metrics]
     of_global = [metric for _, metric in pairs]
     shared, shared_errors = _accuracies_of(of_global), _errors_of(of_global)
+    training = _Measured().add("train_s_median", table.timed("personal_s"))
     return PersonalSummary(
         devices=len(scores),
         accuracy_mean=own.accuracy_mean if own else None,
@@ -556,18 +616,9 @@ def _personal(
         global_rmse_mean=_finite(shared_errors.rmse_mean) if shared_errors else None,
         global_rmse_worst10=_finite(shared_errors.rmse_worst10) if shared_errors else None,
         better=sum(_is_better(row, metric) for row, metric in pairs),
-        train_s_median=_median(table.numbers["personal_s"][table.valid]),
+        train_s_median=training.values["train_s_median"],
+        samples=training.samples,
     )
-
-
-def _energy_by_device(table: _Table) -> dict[str, float]:
-    """Return the sum of the known energies of each device that has one, joules."""
-    energy_j = table.numbers["energy_j"]
-    known = np.isfinite(energy_j)
-    found: dict[str, float] = {}
-    for name, joules in zip(table.device[known], energy_j[known].tolist(), strict=True):
-        found[name] = found.get(name, 0.0) + joules
-    return found
 
 
 def _energy(table: _Table) -> EnergySummary | None:
@@ -576,15 +627,19 @@ def _energy(table: _Table) -> EnergySummary | None:
     if not known.any():
         return None
     is_aggregated = np.isfinite(table.numbers["aggregated_round"])
+    found = _Measured().add_total("total_j", energy_j).add("median_j", energy_j[is_aggregated])
+    is_stated = found.values["total_j"] is not None
+    wasted_j = float(energy_j[known & ~is_aggregated].sum())
     return EnergySummary(
         exchanges=int(known.sum()),
-        total_j=float(energy_j[known].sum()),
-        wasted_j=float(energy_j[known & ~is_aggregated].sum()),
-        median_j=_median(energy_j[is_aggregated]),
+        **found.values,
+        wasted_j=wasted_j if is_stated else None,
         phases_j={
-            phase: float(np.nansum(table.numbers[f"{phase}_j"][known])) for phase in ENERGY_PHASES
+            phase: float(np.nansum(table.numbers[f"{phase}_j"][known]))
+            for phase in (ENERGY_PHASES if is_stated else ())
         },
         is_complete=bool(known[is_aggregated].all()),
+        samples={**found.samples, "wasted_j": found.samples["total_j"]},
     )
 
 
@@ -676,22 +731,30 @@ def _change(row: CommandRow) -> LiveChange:
     )
 
 
-def _queues(rounds: Sequence[RoundRow]) -> Queues:
-    if not rounds:
-        return Queues(mean_total=None, max=None)
-    total = sum(row.queue_total for row in rounds)
-    return Queues(mean_total=total / len(rounds), max=max(row.queue_max for row in rounds))
+def _queues(rounds: Sequence[RoundRow], *, has_guarantee: bool) -> Queues:
+    """Return the virtual queues; all null under a policy that has none."""
+    if not rounds or not (has_guarantee or any(row.queue_max for row in rounds)):
+        return Queues(total=None, largest=None, mean_total=None, max=None)
+    return Queues(
+        total=rounds[-1].queue_total,
+        largest=rounds[-1].queue_max,
+        mean_total=sum(row.queue_total for row in rounds) / len(rounds),
+        max=max(row.queue_max for row in rounds),
+    )
 
 
 def _loss_queries(
     queries: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]
 ) -> LossQuerySummary:
     outcomes = Counter(outcome for outcome, _ in queries)
+    took_s = [np.nan if duration_s is None else duration_s for _, duration_s in queries]
+    found = _Measured().add("median_s", took_s)
     return LossQuerySummary(
         count=len(queries),
         answered=outcomes["answered"],
         late=outcomes["late"],
-        median_s=_median([took_s for _, took_s in queries if took_s is not None]),
+        **found.values,
+        samples=found.samples,
         total_s=sum(row.loss_query_s for row in rounds),
     )
 
@@ -781,14 +844,15 @@ def _profiles(
     for kind in dict.fromkeys(kinds.values()):
         members = [device.name for device in devices if kinds[device.name] == kind]
         speeds = [truths[name].cpu_speed for name in members if name in truths]
-        rows = table.valid & (kind_of_row == kind)
-        steps = table.numbers["steps"]
-        stepped = rows & (steps > 0)
+        rows = kind_of_row == kind
+        steps = np.where(table.numbers["steps"] > 0, table.numbers["steps"], np.nan)[rows]
+        train_s = table.timed_train_s[rows]
+        found = _Measured().add("train_s_median", train_s).add("step_s_median", train_s / steps)
         summaries[kind] = ProfileSummary(
             devices=len(members),
             speed=_median(speeds),
-            train_s_median=_median(table.train_s[rows]),
-            step_s_median=_median(table.train_s[stepped] / steps[stepped]),
+            **found.values,
+            samples=found.samples,
         )
     return summaries
 

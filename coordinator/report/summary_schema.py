@@ -2,10 +2,15 @@
 
 Scripts read them, so keys are only added after the first release. An unknown number, or NaN, is
 null.
+
+A median, percentile, mean or share of exchanges has its counts in `samples` beside it, by its key:
+`n` exchanges have a value, `of` all of the kind. With n < 5 or n < of / 2 the number is null. A sum
+is null with n < of / 2.
 """
 
 from msgspec import Struct
 
+from fairbed.coordinator.report.quantities import Sample
 from fairbed.coordinator.store.store import Provenance
 
 
@@ -100,9 +105,15 @@ class Utility(Struct, frozen=True, kw_only=True):
 
 
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
-    """Model exchanges; times are those of valid exchanges that are done."""
+    """Model exchanges; times are those of timed exchanges: done and valid.
+
+    The `of` of a sample is `count`, unless its key has another one.
+    """
 
     count: int
+    """All that have ended, whatever their outcome."""
+    timed: int
+    """Done, with a time that is valid."""
     invalid: int
     """Exchanges that are done, but excluded from the estimator."""
     contended: int
@@ -126,13 +137,14 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Median of unaccounted_s / tau_s."""
     unaccounted_median_s: float | None
     cell_wait_ratio: float | None
-    """Median of cell_wait_s / tau_s, of the exchanges in cells; None without one."""
+    """Median of cell_wait_s / tau_s, of all exchanges of devices in cells; None without one."""
     encode_median_s: float | None
     """Encoding of the update on the device."""
     decode_median_s: float | None
     """Decoding of the model on the device."""
     coordinator_decode_median_s: float | None
-    """Decoding of the update, outside the exchange time; None for float32."""
+    """Decoding of the update, outside the exchange time, of the exchanges with another codec than
+    float32."""
     down_median_bytes: float | None
     """Downloaded bytes per exchange."""
     up_median_bytes: float | None
@@ -141,24 +153,35 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Number of exchanges by codec used for the model."""
     codecs_up: dict[str, int]
     """Number of exchanges by codec used for the update."""
+    samples: dict[str, Sample]
+    """Counts of each median, percentile and ratio, by its key."""
 
 
 class EstimatorError(Struct, frozen=True, kw_only=True):
     """Predictions against measurements in the second half of the rounds."""
 
+    predicted: int
+    """Exchanges of these rounds with a prediction, timed or not; 0 is no prediction."""
     mape_second_half: float | None
     """Mean of |tau_hat - tau| / tau."""
     median_ape: float | None
     bias: float | None
     """Mean of (tau_hat - tau) / tau; positive if predictions are too long."""
+    samples: dict[str, Sample]
+    """Timed exchanges with a prediction, of all exchanges of these rounds, by key."""
 
 
 class Queues(Struct, frozen=True, kw_only=True):
-    """Virtual queues Z over all rounds."""
+    """Virtual queues Z; null before the first round, and under a policy without queues."""
 
+    total: float | None
+    """Sum over devices after the last round."""
+    largest: float | None
+    """Largest of a device after the last round."""
     mean_total: float | None
-    """Mean over rounds of the sum over devices."""
+    """Mean over all rounds of the sum over devices."""
     max: float | None
+    """Largest of a device after any round."""
 
 
 class DefenceSummary(Struct, frozen=True, kw_only=True):
@@ -232,7 +255,9 @@ class PersonalSummary(Struct, frozen=True, kw_only=True):
     better: int
     """Devices whose personal model is more accurate than the global one, or has a smaller error."""
     train_s_median: float | None
-    """Training of the personal model in valid exchanges that are done."""
+    """Training of the personal model in timed exchanges."""
+    samples: dict[str, Sample]
+    """Of all exchanges, by key."""
 
 
 class MergeWeights(Struct, frozen=True, kw_only=True):
@@ -255,16 +280,18 @@ class EnergySummary(Struct, frozen=True, kw_only=True):
 
     exchanges: int
     """Exchanges with a known energy."""
-    total_j: float
+    total_j: float | None
     """Sum over these exchanges, joules."""
-    wasted_j: float
+    wasted_j: float | None
     """The part of `total_j` in exchanges whose update was not aggregated."""
     median_j: float | None
     """Of an exchange whose update was aggregated."""
     phases_j: dict[str, float]
-    """Sum over these exchanges by phase, joules."""
+    """Parts of `total_j` by phase, joules; empty if that is null."""
     is_complete: bool
     """The energy of every exchange whose update was aggregated is known."""
+    samples: dict[str, Sample]
+    """By key: of all exchanges, for `median_j` of those whose update was aggregated."""
 
 
 class PrivacySummary(Struct, frozen=True, kw_only=True):
@@ -328,6 +355,8 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
     train_s_median: float | None
     step_s_median: float | None
     """train_s / mini-batches, comparable between devices with unequal data."""
+    samples: dict[str, Sample]
+    """Timed exchanges, of all exchanges of these devices, by key."""
 
 
 class DeviceSummary(Struct, frozen=True, kw_only=True):
@@ -362,7 +391,7 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     left_out: int
     """Its updates that the defence left out."""
     energy_j: float | None
-    """Known energy of its exchanges, joules."""
+    """Sum of the known energies of its exchanges, joules."""
     personal_accuracy: float | None
     """Accuracy of its personal model."""
     personal_rmse: float | None
@@ -372,6 +401,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """epsilon of these updates; null if it is unknown."""
     malicious: str | None
     """Kind of its malicious behaviour; null while the run is live unless it is revealed."""
+    samples: dict[str, Sample]
+    """Timed exchanges, or those with a known energy, of all its exchanges, by key."""
 
 
 class LossQuerySummary(Struct, frozen=True, kw_only=True):
@@ -383,6 +414,8 @@ class LossQuerySummary(Struct, frozen=True, kw_only=True):
     """No reply within `selection.loss_query_timeout_s`."""
     median_s: float | None
     """Time from a query to its reply."""
+    samples: dict[str, Sample]
+    """Replies, of all queries, by key."""
     total_s: float
     """Time that loss queries added to the rounds; part of `virtual_s`."""
 
@@ -392,6 +425,8 @@ class RoundTimes(Struct, frozen=True, kw_only=True):
 
     median: float | None
     p95: float | None
+    samples: dict[str, Sample]
+    """Rounds that are not void, of all closed rounds, by key."""
 
 
 class AggregationSummary(Struct, frozen=True, kw_only=True):

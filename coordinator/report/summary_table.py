@@ -6,11 +6,15 @@ from textwrap import TextWrapper
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.policy.combinations import are_weights_ignored
 from fairbed.coordinator.report.quantities import (
+    LEAST,
     MISSING,
+    QUEUE_SUM,
     age,
+    cell,
     clock,
     device_time,
     energy,
+    known_energy,
     percent,
     ratio,
     seconds,
@@ -19,9 +23,13 @@ from fairbed.coordinator.report.quantities import (
 from fairbed.coordinator.report.summary_schema import (
     AlertSummary,
     DeviceSummary,
+    EnergySummary,
+    EstimatorError,
     ExchangeSummary,
     Fairness,
     LiveChange,
+    Queues,
+    RoundTimes,
     RunSummary,
 )
 from fairbed.coordinator.report.text_table import TextColumn, table_lines
@@ -40,6 +48,9 @@ HASH_DIGITS = 8
 NOTABLE_SHARE = 0.001
 """Smallest share of the exchange times in no phase that is printed."""
 
+TOO_FEW = f"timed: n of N exchanges; a median needs {LEAST} of them, and half of all of the device"
+"""Line below a table of devices in which medians are missing."""
+
 NOTABLE_DIVERGENCE = 1e-6
 """Smallest divergence of the weights from the shares of examples that is printed, nats."""
 
@@ -51,8 +62,9 @@ _COLUMNS: tuple[TextColumn[DeviceSummary], ...] = (
     TextColumn("sel rate", lambda d: ratio(d.selection_rate)),
     TextColumn("agg rate", lambda d: ratio(d.aggregation_rate), priority=5),
     TextColumn("queue Z", lambda d: ratio(d.queue, 2), priority=4),
-    TextColumn("tau s", lambda d: seconds(d.tau_s_median)),
-    TextColumn("train s", lambda d: seconds(d.train_s_median), priority=7),
+    TextColumn("timed", lambda d: str(d.samples["tau_s_median"])),
+    TextColumn("median s", lambda d: _median_of(d, "tau_s_median")),
+    TextColumn("train s", lambda d: _median_of(d, "train_s_median"), priority=7),
     TextColumn("accuracy", lambda d: ratio(d.accuracy)),
 )
 _RMSE: TextColumn[DeviceSummary] = TextColumn("RMSE", lambda d: ratio(d.rmse))
@@ -61,10 +73,17 @@ _AUROC: TextColumn[DeviceSummary] = TextColumn("AUROC", lambda d: ratio(d.auroc)
 """With two classes."""
 _KIND: TextColumn[DeviceSummary] = TextColumn("kind", lambda d: d.kind, "<", priority=8)
 """In a fleet of several kinds."""
-_ENERGY: TextColumn[DeviceSummary] = TextColumn("energy", lambda d: energy(d.energy_j), priority=3)
+_ENERGY: TextColumn[DeviceSummary] = TextColumn(
+    "energy", lambda d: known_energy(d.energy_j, d.samples["energy_j"]), priority=3
+)
 """In a run with a known energy."""
 _MALICIOUS: TextColumn[DeviceSummary] = TextColumn("malicious", lambda d: d.malicious or "", "<")
 """In a run whose malicious devices are revealed."""
+
+
+def _median_of(d: DeviceSummary, key: str) -> str:
+    value: float | None = getattr(d, key)
+    return cell(seconds(value), value, d.samples[key])
 
 
 def summary_table(summary: RunSummary, width: int | None = None) -> str:
@@ -94,9 +113,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *([] if s.divergence is None else [("diverged", s.divergence.text)]),
         (
             "rounds",
-            f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
-            f"p95 {seconds(s.round_s.p95)} s; "
-            f"{_durations(s)}",
+            f"{s.rounds_completed}{planned}{void}, {_round_times(s.round_s)}; {_durations(s)}",
         ),
         *_quality(s),
         *_spread(s),
@@ -104,7 +121,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *[("note", note) for note in s.evaluation_notes],
         (
             "exchanges",
-            f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
+            f"{x.count}, {_exchange_times(x)}; "
             f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} untimed{contended}"
             f"{_unaccounted(x)}{_lost_in_cells(x)}",
         ),
@@ -117,11 +134,8 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
             f"aggregation rate: min {ratio(fair.min_aggregation_rate)}; "
             f"{guarantee(fair)}; Jain index {ratio(fair.jain)}",
         ),
-        (
-            "fairness",
-            f"virtual queues: sum {ratio(s.queues.mean_total, 2)}, max {ratio(s.queues.max, 2)}"
-            f"{_invariant(fair)}",
-        ),
+        ("fairness", _queues(s.queues)),
+        *_invariant(fair),
         *([] if s.local_rule == "sgd" else [("training", f"local rule {s.local_rule}")]),
         *_merge(s),
         *_weights(s),
@@ -181,17 +195,26 @@ def _energy(s: RunSummary) -> list[tuple[str, str]]:
     e = s.energy
     if e is None:
         return []
-    most = max(e.phases_j, key=lambda phase: e.phases_j[phase])
-    counted = f"{e.exchanges} of {s.exchange.count} exchanges, whose power is known"
+    most = max(e.phases_j, key=lambda phase: e.phases_j[phase], default="")
     shares = f"{percent(e.phases_j[most] / e.total_j)} of it {most}" if e.total_j else ""
-    wasted = f", {energy(e.wasted_j)} for updates that were not aggregated" if e.wasted_j else ""
-    median = f"median {energy(e.median_j)} per exchange"
-    texts = [
-        f"{energy(e.total_j)} in {'exchanges' if e.is_complete else counted}",
-        shares,
-        f"{median}{wasted}",
-    ]
+    wasted = f"{energy(e.wasted_j)} for updates that were not aggregated" if e.wasted_j else ""
+    one = e.samples["median_j"]
+    median = (
+        f"no median ({one} aggregated exchanges have it, {one.why_none})"
+        if e.median_j is None
+        else f"median {energy(e.median_j)} per aggregated exchange ({one})"
+    )
+    texts = [energy_total(e), shares, median, wasted]
     return [("energy", "; ".join(text for text in texts if text))]
+
+
+def energy_total(e: EnergySummary) -> str:
+    """Return the known energy of the exchanges, and of how many it is; or why there is none."""
+    known = e.samples["total_j"]
+    if e.total_j is None:
+        return f"unknown: {known} exchanges have it, {known.why_no_total}"
+    power = ", whose power is known" if known.n < known.of else ""
+    return f"{energy(e.total_j)} in {known} exchanges{power}"
 
 
 def _privacy(s: RunSummary) -> list[tuple[str, str]]:
@@ -244,7 +267,8 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
     if a.mean is None and (e is None or e.rmse_mean is None):
         return []
     text = (
-        f"standard deviation {ratio(a.std)}, gap {ratio(a.gap)}, Jain index {ratio(a.jain)}; "
+        f"standard deviation {ratio(a.std)}, gap {ratio(a.gap)}, Jain index of accuracy "
+        f"{ratio(a.jain)}; "
         f"by examples: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
     )
     if e is not None:
@@ -274,12 +298,51 @@ def _durations(s: RunSummary) -> str:
     return f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in total{dilated}; {devices}"
 
 
+def _round_times(x: RoundTimes) -> str:
+    """Return median and 95th percentile of the durations of rounds, or why there are none."""
+    sample = x.samples["median"]
+    if x.median is None:
+        return f"no median ({sample} not void, {sample.why_none})"
+    of = "" if sample.n == sample.of else f" ({sample})"
+    return f"median {seconds(x.median)} s, p95 {seconds(x.p95)} s{of}"
+
+
+def _exchange_times(x: ExchangeSummary) -> str:
+    """Return median and 95th percentile of the exchange times, or why there are none."""
+    sample = x.samples["median_s"]
+    if x.median_s is None:
+        return f"no median ({sample} timed, {sample.why_none})"
+    return f"median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s ({sample} timed)"
+
+
+def _queues(q: Queues) -> str:
+    """Return the virtual queues after the last round, and over all rounds."""
+    if q.total is None:
+        return "no virtual queues"
+    return (
+        f"{QUEUE_SUM.name} {ratio(q.total, 2)}, largest {ratio(q.largest, 2)} after the last "
+        f"round; mean sum {ratio(q.mean_total, 2)}, max {ratio(q.max, 2)} over all rounds"
+    )
+
+
 def _prediction(s: RunSummary) -> list[tuple[str, str]]:
     """Return the errors of the predictions; nothing if the estimator predicted no exchange."""
-    if s.estimator.mape_second_half is None:
-        return []
-    text = f"mean error {percent(s.estimator.mape_second_half)} in the second half of the rounds, "
-    return [("prediction", f"{text}bias {percent(s.estimator.bias, is_signed=True)}")]
+    e = s.estimator
+    return [("prediction", prediction_errors(e))] if e.predicted else []
+
+
+def prediction_errors(e: EstimatorError) -> str:
+    """Return the errors of the predictions, and of how many exchanges; or why there are none."""
+    sample = e.samples["mape_second_half"]
+    if e.mape_second_half is None:
+        return (
+            f"no error in the second half of the rounds ({sample} exchanges predicted and timed, "
+            f"{sample.why_none})"
+        )
+    return (
+        f"mean error {percent(e.mape_second_half)}, median {percent(e.median_ape)}, bias "
+        f"{percent(e.bias, is_signed=True)} in the second half of the rounds ({sample} exchanges)"
+    )
 
 
 def _costs(s: RunSummary) -> list[tuple[str, str]]:
@@ -295,17 +358,20 @@ def _costs(s: RunSummary) -> list[tuple[str, str]]:
 
 
 def _unaccounted(x: ExchangeSummary) -> str:
-    """Return the share of the exchange times in no phase, if it is large enough to print."""
+    """Return the median share of an exchange time in no phase, if it is large enough to print."""
     if x.unaccounted_ratio is None or abs(x.unaccounted_ratio) < NOTABLE_SHARE:
         return ""
-    return f"; {percent(x.unaccounted_ratio)} of the time in no phase"
+    return f"; in no phase: median {percent(x.unaccounted_ratio)}"
 
 
 def _lost_in_cells(x: ExchangeSummary) -> str:
-    """Return the share of the exchange times that devices lost to others of their cells."""
-    if x.cell_wait_ratio is None:
+    """Return the median share of an exchange time that a device lost to others of its cell."""
+    sample = x.samples["cell_wait_ratio"]
+    if not sample.of:
         return ""
-    return f"; {percent(x.cell_wait_ratio)} of the time lost to others in a cell"
+    if x.cell_wait_ratio is None:
+        return f"; lost to others in a cell: no median ({sample} timed, {sample.why_none})"
+    return f"; lost to others in a cell: median {percent(x.cell_wait_ratio)} ({sample})"
 
 
 def change_line(x: LiveChange) -> str:
@@ -361,11 +427,11 @@ def guarantee(fair: Fairness) -> str:
     return f"below guarantee: {rate:.3f} of {fair.beta:g}{possible}"
 
 
-def _invariant(fair: Fairness) -> str:
+def _invariant(fair: Fairness) -> list[tuple[str, str]]:
     """Return whether rate >= beta - Z_T / T for every device, which holds after any round T."""
     if fair.invariant_holds is None:
-        return ""
-    return f"; rate >= beta - Z/T {'holds' if fair.invariant_holds else 'VIOLATED'}"
+        return []
+    return [("bound", f"rate >= beta - Z/T {'holds' if fair.invariant_holds else 'VIOLATED'}")]
 
 
 def _merge(s: RunSummary) -> list[tuple[str, str]]:
@@ -466,11 +532,13 @@ def _queries(s: RunSummary) -> list[tuple[str, str]]:
     q = s.loss_queries
     pairs = []
     if q.count:
+        why = q.samples["median_s"].why_none
+        median = f"no median ({why})" if why else f"median {seconds(q.median_s)} s"
         pairs.append(
             (
                 "loss query",
-                f"{q.answered} of {q.count} answered, {q.late} late, "
-                f"median {seconds(q.median_s)} s; {clock(q.total_s)} of the time in rounds",
+                f"{q.answered} of {q.count} answered, {q.late} late, {median}; "
+                f"{clock(q.total_s)} of the time in rounds",
             )
         )
     if s.audits:
@@ -509,7 +577,7 @@ SHOWN_DEVICES = 8
 def _lateness(x: ExchangeSummary) -> str:
     """Return the counts of late aggregated updates and of cancelled exchanges, if any."""
     aggregated = f", {x.aggregated_late} aggregated late" if x.aggregated_late else ""
-    mean = f" (staleness {x.staleness_mean:.2g} on average)" if x.aggregated_late else ""
+    mean = f" (mean staleness of all {x.staleness_mean:.2g})" if x.aggregated_late else ""
     cancelled = f", {x.cancelled} cancelled" if x.cancelled else ""
     return f"{aggregated}{mean}{cancelled}"
 
@@ -533,6 +601,8 @@ def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     columns += [_ENERGY] if summary.energy is not None else []
     columns += [_MALICIOUS] if summary.attackers is not None else []
     lines = table_lines(columns, listed, width)
+    if any(device.tau_s_median is None for device in listed if device.samples["tau_s_median"].n):
+        lines.append(TOO_FEW)
     if summary.devices > MAX_DEVICES:
         lines.append(f"and {summary.devices - MAX_DEVICES} more devices")
     return lines

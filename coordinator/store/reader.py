@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -237,6 +238,9 @@ CONNECTION = "connection"
 NEWEST = 2**62
 """A round after every other."""
 
+_IS_TIMED = "(outcome = 'done' AND is_valid AND ifnull(tau_s, 0) > 0)"
+"""The exchange is done, with a time that is valid."""
+
 MAX_SUMMED = 200_000
 """Exchanges that are summed for a list of runs."""
 
@@ -402,15 +406,27 @@ TIMED_PHASES = (*DEVICE_PHASES, "upload")
 
 
 @dataclass(frozen=True, slots=True)
-class SlowestDevice:
-    """The device with the longest mean exchange time, and its longest phase."""
+class KnownEnergy:
+    """Energy of the exchanges of a run whose power is known."""
+
+    total_j: float
+    known: int
+    """These exchanges."""
+    exchanges: int
+    """All of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """Exchange times of one device."""
 
     device: str
-    tau_s: float
-    """Mean over its valid exchanges."""
-    phase: str
-    phase_s: float
-    """Mean likewise."""
+    tau_s: float | None
+    """Median of its timed exchanges; None without one."""
+    timed: int
+    """Exchanges that are done, with a valid time."""
+    exchanges: int
+    """All its exchanges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -811,16 +827,19 @@ class RunReader:
                 found[row.device] = (weight + row.weight_share, share + row.n_share)
         return found
 
-    def known_energy_j(self) -> float | None:
-        """Return the known energy of all exchanges, joules.
+    def known_energy(self) -> KnownEnergy | None:
+        """Return the known energy of all exchanges.
 
         None if it is unknown, or of more than `MAX_SUMMED` exchanges, which would take long.
         """
         if self._number("SELECT max(rowid) FROM exchange") > MAX_SUMMED:
             return None
         known = "energy_j IS NOT NULL AND (outcome = 'done' OR busy_s IS NOT NULL)"
-        found: float | None = self._query(f"SELECT sum(energy_j) FROM exchange WHERE {known}")[0][0]
-        return found
+        joules, exchanges = self._query(
+            f"SELECT sum(energy_j), count(*) FROM exchange WHERE {known}"
+        )[0]
+        every = self._number("SELECT count(*) FROM exchange")
+        return None if joules is None else KnownEnergy(joules, exchanges, int(every))
 
     def releases(self, until_round: int | None = None) -> dict[str, int]:
         """Return how many updates with local noise may have left each device that was selected."""
@@ -840,18 +859,27 @@ class RunReader:
         rows = self._select(MetricRow, "ORDER BY round DESC LIMIT 1")
         return rows[0] if rows else None
 
-    def slowest_device(self) -> SlowestDevice | None:
-        """Return the device with the longest mean exchange time; None without a valid exchange."""
-        means = ", ".join(f"ifnull(avg({phase}_s), 0)" for phase in TIMED_PHASES)
+    def device_times(self) -> list[DeviceTimes]:
+        """Return the exchange times of all devices that had an exchange, by name."""
         rows = self._query(
-            f"SELECT device, avg(tau_s), {means} FROM exchange "
-            "WHERE is_valid AND tau_s IS NOT NULL GROUP BY device ORDER BY 2 DESC, 1 LIMIT 1"
+            "SELECT device, tau_s, timed, exchanges FROM (SELECT device, sum(is_timed) AS timed, "
+            f"count(*) AS exchanges FROM (SELECT device, {_IS_TIMED} AS is_timed FROM exchange) "
+            "GROUP BY device) LEFT JOIN (SELECT device, avg(tau_s) AS tau_s FROM (SELECT device, "
+            "tau_s, row_number() OVER (PARTITION BY device ORDER BY tau_s) AS place, "
+            f"count(*) OVER (PARTITION BY device) AS n FROM exchange WHERE {_IS_TIMED}) "
+            "WHERE place IN ((n + 1) / 2, (n + 2) / 2) GROUP BY device) USING (device) "
+            "ORDER BY device"
         )
-        if not rows:
-            return None
-        device, tau_s, *phases_s = rows[0]
-        longest = max(range(len(phases_s)), key=phases_s.__getitem__)
-        return SlowestDevice(device, tau_s, TIMED_PHASES[longest], phases_s[longest])
+        return [DeviceTimes(*row) for row in rows]
+
+    def phase_medians(self, device: str) -> dict[str, float]:
+        """Return the median of each phase over the timed exchanges of a device, seconds."""
+        columns = ", ".join(f"ifnull({phase}_s, 0)" for phase in TIMED_PHASES)
+        rows = self._query(
+            f"SELECT {columns} FROM exchange WHERE device = ? AND {_IS_TIMED}", (device,)
+        )
+        by_phase = zip(TIMED_PHASES, zip(*rows, strict=True), strict=True) if rows else ()
+        return {phase: median(times) for phase, times in by_phase}
 
     def device_metrics(self, round_id: int | None = None) -> list[DeviceMetricRow]:
         """Return the evaluation of each device in a round; None for the latest."""

@@ -3,16 +3,30 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from fairbed.coordinator.policy.live_settings import accepted_changes, mean_beta
 from fairbed.coordinator.report.quality import measure
-from fairbed.coordinator.report.quantities import MISSING, clock, energy, ratio
+from fairbed.coordinator.report.quantities import (
+    ENERGY,
+    MISSING,
+    NO_SAMPLE,
+    QUEUE_SUM,
+    ROUND_MEDIAN,
+    Sample,
+    clock,
+    energy,
+    known_energy,
+    of_enough,
+    ratio,
+    seconds,
+)
 from fairbed.coordinator.store.connection import DATABASE, is_locked
 from fairbed.coordinator.store.errors import OldStoreError, StoreError
-from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader
+from fairbed.coordinator.store.reader import LIVE, KnownEnergy, RunInfo, RunReader
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.coordinator.tui.filters import Field
 from fairbed.coordinator.tui.widgets.plot import Curve
@@ -40,8 +54,8 @@ class RunLine:
     least_rate: float | None = None
     """Every device was selected in this share of the rounds at least, by the bound of the policy:
     mean beta - largest queue / rounds. None without a guarantee or a round."""
-    energy_j: float | None = None
-    """Known energy of its exchanges; None if it is unknown, or of too many exchanges."""
+    energy: KnownEnergy | None = None
+    """Of its exchanges; None if it is unknown, or of too many exchanges."""
 
     @property
     def name(self) -> str:
@@ -61,6 +75,17 @@ class RunLine:
         return self.info.row.created if self.info else ""
 
     @property
+    def energy_sample(self) -> Sample:
+        """Exchanges whose energy is known, of all."""
+        return Sample(self.energy.known, self.energy.exchanges) if self.energy else NO_SAMPLE
+
+    @property
+    def energy_j(self) -> float | None:
+        """Known energy of its exchanges; None if it is of fewer than half."""
+        is_stated = self.energy is not None and not self.energy_sample.why_no_total
+        return self.energy.total_j if self.energy is not None and is_stated else None
+
+    @property
     def beta(self) -> float | None:
         """Guaranteed selection rate; None without a guarantee."""
         return self.info.plan.beta if self.info else None
@@ -77,7 +102,7 @@ def read_line(folder: Path) -> RunLine:
             if newest and beta is not None:
                 beta = mean_beta(beta, accepted_changes(reader.commands()), 1, rounds)
                 least = beta - newest[0][0] / rounds
-            return RunLine(folder, info.status, info, "", least, reader.known_energy_j())
+            return RunLine(folder, info.status, info, "", least, reader.known_energy())
     except OldStoreError as exc:
         return RunLine(folder, "older format", problem=str(exc))
     except StoreError as exc:
@@ -218,9 +243,9 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "energy",
         "energy",
-        lambda x: energy(x.energy_j),
+        lambda x: known_energy(x.energy_j, x.energy_sample),
         lambda x: x.energy_j,
-        "Known energy of its exchanges.",
+        f"{ENERGY.meaning}; of how many, unless of all.",
     ),
     RunColumn(
         "devices",
@@ -267,8 +292,10 @@ class RunSeries:
     line: RunLine
     metrics: Sequence[tuple[int, float, float, float]]
     """Round, run clock in seconds, then mean accuracy (RMSE of regression) and worst 10 %."""
-    rounds: Sequence[tuple[int, float, float]]
-    """Round, its duration in seconds, sum of the queues."""
+    rounds: Sequence[tuple[int, float]]
+    """Round, sum of the queues."""
+    round_median_s: float | None
+    """Median duration of all rounds that are not void; None of too few."""
     settings: Mapping[str, str]
     """The experiment, flat: values by key, as in `selection.beta`."""
 
@@ -288,12 +315,17 @@ def read_series(folder: Path) -> RunSeries:
         error = ("round", "at_s", "rmse_mean", "rmse_worst10")
         measured = error if line.info and line.info.row.task == "regression" else accuracy
         metrics = reader.columns(MetricRow, measured, tail, values)
-        rounds = reader.columns(RoundRow, ("round", "duration_s", "queue_total"), tail, values)
+        rounds = reader.columns(RoundRow, ("round", "queue_total"), tail, values)
+        lasted_s = [
+            s for (s,) in reader.columns(RoundRow, ("duration_s",), "WHERE status != 'void'")
+        ]
+        sample = Sample(len(lasted_s), newest)
+        round_median_s = of_enough(median(lasted_s) if lasted_s else None, sample)
         try:
             settings = flat(msgspec.toml.decode(reader.experiment_toml))
         except msgspec.DecodeError:
             settings = {}
-    return RunSeries(line, metrics, rounds, settings)
+    return RunSeries(line, metrics, rounds, round_median_s, settings)
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -324,7 +356,7 @@ def overlaid(runs: Sequence[RunSeries]) -> dict[str, tuple[Curve, ...]]:
         "over-rounds": curves(lambda run: [(t, mean) for t, _, mean, _ in run.metrics]),
         "over-time": curves(lambda run: [(at_s, mean) for _, at_s, mean, _ in run.metrics]),
         "worst": curves(lambda run: [(t, worst) for t, _, _, worst in run.metrics]),
-        "queues": curves(lambda run: [(t, total) for t, _, total in run.rounds]),
+        "queues": curves(lambda run: list(run.rounds)),
     }
 
 
@@ -342,8 +374,8 @@ def differences(first: RunSeries, second: RunSeries) -> list[tuple[str, str, str
         _compared(quality, first, second, lambda run: _last(run.metrics, 2), ratio),
         _compared("worst 10 %", first, second, lambda run: _last(run.metrics, 3), ratio),
         _compared("run clock", first, second, _elapsed_s, clock),
-        _compared("mean round, s", first, second, _mean_round_s, lambda x: f"{x:.3g}"),
-        _compared("queues, sum", first, second, lambda run: _last(run.rounds, 2), ratio),
+        _compared(ROUND_MEDIAN.name, first, second, lambda run: run.round_median_s, _seconds),
+        _compared(QUEUE_SUM.name, first, second, lambda run: _last(run.rounds, 1), _queue),
         _compared("rate ≥", first, second, lambda run: run.line.least_rate, ratio),
         _compared("energy", first, second, lambda run: run.line.energy_j, energy),
     ]
@@ -386,6 +418,9 @@ def _elapsed_s(run: RunSeries) -> float | None:
     return run.line.info.elapsed_s if run.line.info else None
 
 
-def _mean_round_s(run: RunSeries) -> float | None:
-    durations = [duration_s for _, duration_s, _ in run.rounds]
-    return sum(durations) / len(durations) if durations else None
+def _seconds(value: float) -> str:
+    return f"{seconds(value)} s"
+
+
+def _queue(value: float) -> str:
+    return ratio(value, 2)

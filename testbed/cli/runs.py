@@ -19,7 +19,7 @@ import msgspec
 from fairbed.coordinator.algorithms.estimation.base import Learner
 from fairbed.coordinator.policy.config import ESTIMATORS, SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
-from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
+from fairbed.coordinator.report.estimators import compare_estimators, estimates_table, stated
 from fairbed.coordinator.report.quantities import instant
 from fairbed.coordinator.report.selection_reasons import choice_table, read_choice
 from fairbed.coordinator.report.summary import summarise_run
@@ -275,6 +275,8 @@ def _estimators(folder: Path, others: Mapping[str, Learner], *, as_json: bool) -
             found = compare_estimators(reader, others=others)
     except (BackendError, DatasetError, ExperimentError) as exc:
         raise RunError(str(exc)) from exc
+    with RunReader(folder) as reader:
+        found = stated(found, reader)
     print(msgspec.json.encode(found).decode() if as_json else estimates_table(found))
     return DONE
 

@@ -14,6 +14,15 @@ from msgspec import Struct
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
 from fairbed.coordinator.report.device_time import device_seconds
+from fairbed.coordinator.report.quantities import (
+    ERROR_MEAN,
+    ERROR_MEDIAN,
+    QUEUE_MAX,
+    QUEUE_MEAN_SUM,
+    ROUND_MEDIAN,
+    TAU_MEDIAN,
+    TAU_P95,
+)
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
 from fairbed.coordinator.store import RunReader
@@ -199,21 +208,25 @@ class Metric:
 
 METRICS = (
     Metric("virtual_s", "time", "total time", "total", "s", "less", 1, TIME),
-    Metric("round_median_s", "time", "median round", "round", "s", "less", 3, TIME),
+    Metric("round_median_s", "time", ROUND_MEDIAN.name, "round", "s", "less", 3, TIME),
     Metric("device_s", "time", "device-seconds", "device-s", "", "less", 1, TIME),
     Metric("wall_s", "time", "machine time", "machine", "s", "less", 1, TIME),
     Metric("energy_j", "exchange", "energy", "energy", "J", "less", 1, ENERGY_SUM),
-    Metric("tau_median_s", "exchange", "median tau", "tau", "s", "less", 3, TIME),
-    Metric("tau_p95_s", "exchange", "p95 tau", "p95 tau", "s", "less", 3, TIME),
+    Metric("tau_median_s", "exchange", TAU_MEDIAN.name, "tau", "s", "less", 3, TIME),
+    Metric("tau_p95_s", "exchange", TAU_P95.name, "p95 tau", "s", "less", 3, TIME),
     Metric("min_rate_selected", "selection", "min rate selected", "min sel", "", "more", 3, RATE),
     Metric(
         "min_rate_aggregated", "selection", "min rate aggregated", "min agg", "", "more", 3, RATE
     ),
     Metric("jain", "selection", "Jain", "Jain", "", "more", 3, SELECTIONS),
-    Metric("queue_mean_total", "selection", "mean queue total", "queues", "", "less", 1, QUEUE),
-    Metric("queue_max", "selection", "max queue", "max queue", "", "less", 2, QUEUE),
-    Metric("mape", "prediction", "MAPE", "MAPE", "", "less", 3, PREDICTION_ERROR),
-    Metric("median_ape", "prediction", "median APE", "med APE", "", "less", 3, PREDICTION_ERROR),
+    Metric(
+        "queue_mean_total", "selection", QUEUE_MEAN_SUM.name, "mean sum Z", "", "less", 1, QUEUE
+    ),
+    Metric("queue_max", "selection", QUEUE_MAX.name, "max Z", "", "less", 2, QUEUE),
+    Metric("mape", "prediction", ERROR_MEAN.name, "mean err", "", "less", 3, PREDICTION_ERROR),
+    Metric(
+        "median_ape", "prediction", ERROR_MEDIAN.name, "med err", "", "less", 3, PREDICTION_ERROR
+    ),
     Metric("accuracy_mean", "accuracy", "final accuracy", "acc", "", "more", 3, SHARE),
     Metric("accuracy_worst10", "accuracy", "worst 10 %", "worst", "", "more", 3, WORST_SHARE),
     Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4, VARIANCE),

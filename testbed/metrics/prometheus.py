@@ -20,6 +20,14 @@ from prometheus_client.core import (
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from fairbed.coordinator.report.quantities import (
+    ENERGY,
+    LEAST,
+    QUEUE_LARGEST,
+    QUEUE_SUM,
+    Sample,
+    of_enough,
+)
 from fairbed.coordinator.state.alerts import ALERT_KINDS
 from fairbed.testbed.metrics.totals import (
     AGENT_STATES,
@@ -221,38 +229,48 @@ def _exchanges(totals: Totals) -> Iterator[Metric]:
     counts = np.cumsum(sums.within).tolist()
     yield HistogramMetricFamily(
         "fairbed_exchange_duration_seconds",
-        "Exchange times, from dispatch to the last byte of the update, without upload queues.",
+        "Times of timed exchanges: from dispatch to the last byte of the update, without upload "
+        "queues.",
         buckets=list(zip(bounds, counts, strict=True)),
         sum_value=sums.tau_s,
     )
     phases = SummaryMetricFamily(
-        "fairbed_exchange_phase_seconds", "Phases of done exchanges.", labels=["phase"]
+        "fairbed_exchange_phase_seconds", "Phases of timed exchanges.", labels=["phase"]
     )
     for phase in PHASES:
         phases.add_metric([phase], sums.phase_n[phase], sums.phase_s[phase])
     yield phases
     yield SummaryMetricFamily(
         "fairbed_exchange_prediction_error_seconds",
-        "Size of predicted minus measured exchange times, over valid exchanges.",
+        "Size of predicted minus measured times, over timed exchanges with a prediction.",
         count_value=sums.predicted,
         sum_value=sums.error_abs_s,
     )
+    predicted = Sample(sums.predicted, sum(sums.outcomes.values()))
+    mean_s = sums.error_s / sums.predicted if sums.predicted else None
     yield _gauge(
         "fairbed_exchange_prediction_bias_seconds",
-        "Mean of predicted minus measured exchange times, over valid exchanges.",
-        sums.error_s / sums.predicted if sums.predicted else None,
+        f"Mean of predicted minus measured times of the same exchanges; missing below {LEAST}, and "
+        "below half of all.",
+        of_enough(mean_s, predicted),
     )
     yield CounterMetricFamily(
         "fairbed_exchange_busy_seconds", "Device-seconds of exchanges.", value=sums.busy_s
     )
     if sums.energy_j is not None:
         yield CounterMetricFamily(
-            "fairbed_exchange_energy_joules", "Known energy of exchanges.", value=sums.energy_j
+            "fairbed_exchange_energy_joules", f"{ENERGY.meaning}.", value=sums.energy_j
+        )
+        yield CounterMetricFamily(
+            "fairbed_exchanges_with_energy",
+            "Exchanges whose energy is known.",
+            value=sums.energy_n,
         )
 
 
 def _fairness(totals: Totals) -> Iterator[Metric]:
     fair, newest = totals.fairness, totals.newest
+    has_queues = newest is not None and bool(fair.beta is not None or newest.queue_max)
     for name, text, value in (
         (
             "selection_rate_guaranteed_ratio",
@@ -280,14 +298,14 @@ def _fairness(totals: Totals) -> Iterator[Metric]:
             None if fair.invariant_holds is None else float(fair.invariant_holds),
         ),
         (
-            "virtual_queue_max",
-            "Longest virtual queue of a device.",
-            None if newest is None else newest.queue_max,
+            "virtual_queues",
+            f"{QUEUE_SUM.meaning}.",
+            newest.queue_total if newest is not None and has_queues else None,
         ),
         (
-            "virtual_queue_mean",
-            "Mean virtual queue over devices.",
-            None if newest is None else newest.queue_total / max(totals.fleet, 1),
+            "virtual_queue_largest",
+            f"{QUEUE_LARGEST.meaning}.",
+            newest.queue_max if newest is not None and has_queues else None,
         ),
     ):
         yield _gauge(f"fairbed_{name}", text, value)

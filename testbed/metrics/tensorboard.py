@@ -27,8 +27,8 @@ ROUND_CURVES = {
     "devices/available": "available",
     "devices/selected": "selected",
     "devices/aggregated": "aggregated",
-    "queues/total": "queue_total",
-    "queues/max": "queue_max",
+    "queues/sum": "queue_total",
+    "queues/largest": "queue_max",
     "network/down_bytes": "bytes_down",
     "network/up_bytes": "bytes_up",
 }

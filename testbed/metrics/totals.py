@@ -78,19 +78,21 @@ class ExchangeSums:
         self.contended = 0
         """Those of them that the host's contention made invalid."""
         self.phase_s = dict.fromkeys(PHASES, 0.0)
-        """Seconds, summed over exchanges."""
+        """Seconds, summed over timed exchanges: done, with a valid time."""
         self.phase_n = dict.fromkeys(PHASES, 0)
-        """Exchanges with such a phase."""
+        """Timed exchanges with such a phase."""
         self.tau_s = 0.0
-        """Sum of exchange times."""
+        """Sum of the times of timed exchanges."""
         self.within = np.zeros(len(BUCKETS_S) + 1, dtype=np.int64)
-        """Exchanges with a time, by the first bucket that contains it; the last has no bound."""
+        """Timed exchanges by the first bucket that contains them; the last has no bound."""
         self.error_s = 0.0
-        """Sum of predicted minus measured times of valid exchanges."""
+        """Sum of predicted minus measured times of timed exchanges with a prediction."""
         self.error_abs_s = 0.0
         """Sum of the sizes of these errors."""
         self.predicted = 0
-        """Valid exchanges with a prediction."""
+        """Timed exchanges with a prediction; 0 is that before the first exchange, and none."""
+        self.energy_n = 0
+        """Exchanges with a known energy."""
         self.busy_s = 0.0
         """Device-seconds."""
         self.energy_j: float | None = None
@@ -103,17 +105,18 @@ class ExchangeSums:
         is_valid = is_done & (columns["is_valid"] > 0)
         self.invalid += int((is_done & ~is_valid).sum())
         self.contended += int((is_done & (columns["is_contended"] > 0)).sum())
+        is_timed = is_valid & (columns["tau_s"] > 0.0)
         for phase in PHASES:
-            known = columns[f"{phase}_s"][is_done]
+            known = columns[f"{phase}_s"][is_timed]
             known = known[~np.isnan(known)]
             self.phase_s[phase] += float(known.sum())
             self.phase_n[phase] += len(known)
-        tau_s = columns["tau_s"][~np.isnan(columns["tau_s"])]
+        tau_s = columns["tau_s"][is_timed]
         self.tau_s += float(tau_s.sum())
         at = np.searchsorted(BUCKETS_S, tau_s)
         self.within += np.bincount(at, minlength=len(BUCKETS_S) + 1)
-        errors_s = (columns["tau_hat_s"] - columns["tau_s"])[is_valid]
-        errors_s = errors_s[~np.isnan(errors_s)]
+        is_predicted = is_timed & (columns["tau_hat_s"] > 0.0)
+        errors_s = (columns["tau_hat_s"] - columns["tau_s"])[is_predicted]
         self.error_s += float(errors_s.sum())
         self.error_abs_s += float(np.abs(errors_s).sum())
         self.predicted += len(errors_s)
@@ -121,6 +124,7 @@ class ExchangeSums:
         energy_j = columns["energy_j"]
         if not np.isnan(energy_j).all():
             self.energy_j = (self.energy_j or 0.0) + float(np.nansum(energy_j))
+            self.energy_n += int((~np.isnan(energy_j)).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ ERRORS = Errors(
     coverage=None,
     interval=None,
     median_ape_from={},
+    count_from={},
 )
 
 

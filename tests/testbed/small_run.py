@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import psutil
@@ -114,16 +115,17 @@ class Running:
             return 0
 
 
-def skip_if_contended(run: Running, device: str, median_s: float | None) -> None:
-    """Skip a test whose device this machine kept waiting in every exchange; else there is a median.
+def train_s_of(run: Running, device: str) -> float:
+    """Return the median time of training of a device, however few its valid exchanges are.
 
-    An exchange that is invalid for any other reason fails the test.
+    A test whose device this machine kept waiting in every exchange is skipped. An exchange that is
+    invalid for any other reason fails the test.
     """
-    if median_s is not None:
-        return
     with RunReader(run.folder) as reader:
         exchanges = reader.exchanges_of(device)
     assert exchanges
+    if valid := [x.train_s for x in exchanges if x.is_valid and x.train_s is not None]:
+        return median(valid)
     assert all(x.is_contended for x in exchanges), [x.reason for x in exchanges]
     pytest.skip(f"{device}: {exchanges[0].reason}")
 

@@ -59,6 +59,13 @@ class Errors:
     """Median of the upper end over the lower end of these intervals."""
     median_ape_from: dict[str, float]
     """Median by number of known exchanges of the device; the key is the lower end of a range."""
+    count_from: dict[str, int]
+    """Number of errors behind each of these medians."""
+    bounded: int = 0
+    """Exchanges with a bounded interval."""
+    of: int | None = None
+    """All exchanges of the rounds, with those that are untimed, failed or were late; None: not
+    counted."""
     audit: "Errors | None" = None
     """Errors on the audit sample; None without one."""
     all_devices: "Errors | None" = None
@@ -214,7 +221,7 @@ def _errors(predicted: _Predicted) -> Errors:
         column[counted] for column in (predicted.tau_hat_s, predicted.tau_s, predicted.known)
     )
     if not tau_s.size:
-        return Errors(0, None, None, None, None, None, None, {})
+        return Errors(0, None, None, None, None, None, None, {}, {})
     relative: Floats = (tau_hat_s - tau_s) / tau_s
     ape: Floats = np.abs(relative)
     group = np.searchsorted(SEEN, known, side="right") - 1
@@ -223,6 +230,7 @@ def _errors(predicted: _Predicted) -> Errors:
         for index, first in enumerate(SEEN)
         if (group == index).any()
     }
+    sizes = np.bincount(group, minlength=len(SEEN)).tolist()
     low_s, high_s = predicted.low_s[counted], predicted.high_s[counted]
     is_bounded: Bools = np.isfinite(low_s) & np.isfinite(high_s)
     low_s, high_s, bounded_s = low_s[is_bounded], high_s[is_bounded], tau_s[is_bounded]
@@ -236,4 +244,6 @@ def _errors(predicted: _Predicted) -> Errors:
         coverage=float(is_inside.mean()) if is_inside.size else None,
         interval=float(np.median(high_s / low_s)) if is_inside.size else None,
         median_ape_from=medians,
+        count_from={str(first): n for first, n in zip(SEEN, sizes, strict=True) if n},
+        bounded=int(is_inside.size),
     )

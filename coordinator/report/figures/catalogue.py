@@ -10,11 +10,11 @@ from fairbed.coordinator.report.figures.exchanges import (
     draw_energy,
     draw_estimator,
     draw_phases,
+    no_device_times,
     no_energy,
     no_phases,
     no_predictions,
     no_problems,
-    no_times,
     rows_height_in,
 )
 from fairbed.coordinator.report.figures.model import (
@@ -139,9 +139,10 @@ FIGURES: dict[str, FigureKind] = {
     ),
     "devices": FigureKind(
         "Exchange time of each device",
-        "Median and 95th percentile of the valid exchange times, waits for a grant excluded.",
+        "Median and 95th percentile of the valid exchange times, without waits for a grant; n of N "
+        "exchanges are timed.",
         False,
-        no_times,
+        no_device_times,
         draw_devices,
         _by_device,
     ),

@@ -22,6 +22,7 @@ from fairbed.coordinator.report.figures.panels import (
     panels,
     whole_rounds,
 )
+from fairbed.coordinator.report.quantities import LEAST, Sample
 from fairbed.coordinator.store.reader import TIMED_PHASES
 
 if TYPE_CHECKING:
@@ -200,8 +201,9 @@ def rows_height_in(run: RunFigures) -> float:
 def draw_devices(runs: Sequence[Shown], figure: Canvas) -> None:
     """Draw median and 95th percentile of the exchange time of each device."""
     run, axes = runs[0].run, figure.subplots()
-    times = valid_times(run)
-    known = np.isfinite(times) & (run.exchange_device >= 0)
+    times, samples = valid_times(run), _samples(run)
+    stated = [at for at, sample in samples.items() if not sample.why_none]
+    known = np.isfinite(times) & np.isin(run.exchange_device, stated)
     order = np.argsort(run.exchange_device[known], kind="stable")
     devices, starts = np.unique(run.exchange_device[known][order], return_index=True)
     of_device = np.split(times[known][order], starts[1:])
@@ -213,7 +215,8 @@ def draw_devices(runs: Sequence[Shown], figure: Canvas) -> None:
         axes.hlines(rows, median[rank], p95[rank], color=COLOURS[0], linewidth=2.0, alpha=0.45)
         axes.plot(median[rank], rows, "o", color=COLOURS[0], label="median")
         axes.plot(p95[rank], rows, "|", color=COLOURS[0], markersize=8.0, label="95th percentile")
-        axes.set_yticks(rows, [run.devices[at] for at in devices[rank]])
+        names = [f"{run.devices[at]} ({samples[at]})" for at in devices[rank].tolist()]
+        axes.set_yticks(rows, names)
         axes.set(xlabel="exchange time, s", ylim=(-0.6, rank.size - 0.4))
         axes.set_xlim(left=0.0)
     else:
@@ -222,6 +225,8 @@ def draw_devices(runs: Sequence[Shown], figure: Canvas) -> None:
         draw_series(axes, 0, share, np.sort(median)[::-1], "median")
         axes.set(xlabel="devices, %, slowest first", ylabel="exchange time, s", xlim=(0.0, 100.0))
         axes.set_ylim(bottom=0.0)
+    if left_out := len(samples) - len(stated):
+        axes.set_title(f"{left_out} of {len(samples)} devices have too few timed exchanges")
     legend_below(figure, axes)
 
 
@@ -344,8 +349,41 @@ def _has_lag(run: RunFigures) -> bool:
 
 
 def no_times(run: RunFigures) -> str | None:
-    """Return why a run has no exchange times."""
-    return None if np.isfinite(valid_times(run)).any() else "no exchange has a valid time"
+    """Return why a run has no exchange times, or too few of them."""
+    return _too_few(np.isfinite(valid_times(run)), "no exchange has a valid time", "timed")
+
+
+def _too_few(known: Bools, none: str, what: str) -> str | None:
+    """Return why numbers of some of the exchanges of a run are not drawn, None if they are.
+
+    Args:
+        known: The exchanges with a number, shape (M,).
+        none: The reason without one.
+        what: Word for these exchanges.
+    """
+    sample = Sample(int(known.sum()), known.size)
+    if not sample.n:
+        return none
+    why = sample.why_none
+    return f"{sample} exchanges are {what}, {why}" if why else None
+
+
+def no_device_times(run: RunFigures) -> str | None:
+    """Return why no device has an exchange time that can be stated."""
+    if reason := no_times(run):
+        return reason
+    is_stated = any(not sample.why_none for sample in _samples(run).values())
+    need = f"{LEAST} timed exchanges, and half of its own"
+    return None if is_stated else f"no device has {need}"
+
+
+def _samples(run: RunFigures) -> dict[int, Sample]:
+    """Return the timed exchanges of each device with an exchange, by its position."""
+    has_device = run.exchange_device >= 0
+    every = np.bincount(run.exchange_device[has_device], minlength=len(run.devices))
+    is_timed = has_device & np.isfinite(valid_times(run))
+    timed = np.bincount(run.exchange_device[is_timed], minlength=len(run.devices))
+    return {at: Sample(int(timed[at]), int(n)) for at, n in enumerate(every) if n}
 
 
 def no_phases(run: RunFigures) -> str | None:
@@ -363,12 +401,16 @@ def no_energy(run: RunFigures) -> str | None:
     known = _known_energy(run)
     if not np.isfinite(known).any():
         return "the power of the devices is unknown"
+    sample = Sample(int(np.isfinite(known).sum()), known.size)
+    if sample.why_none:
+        return f"the energy of {sample} exchanges is known, {sample.why_none}"
     return None if np.nansum(known) > 0.0 else "no exchange took energy"
 
 
 def no_predictions(run: RunFigures) -> str | None:
     """Return why a run has no predictions to compare."""
-    return no_times(run) or (None if _predicted(run).any() else "no exchange time was predicted")
+    none = "no exchange time was predicted"
+    return no_times(run) or _too_few(_predicted(run), none, "predicted and timed")
 
 
 def no_problems(run: RunFigures) -> str | None:

@@ -25,6 +25,7 @@ from fairbed.coordinator.report.device_history import (
 from fairbed.coordinator.report.quality import spread_of
 from fairbed.coordinator.report.quantities import (
     MISSING,
+    Sample,
     bandwidth,
     clock,
     energy,
@@ -143,7 +144,8 @@ class Series(NamedTuple):
 FACTS = (
     (
         "slowest phase",
-        f"The phase that takes most of an exchange: medians of the newest {RECENT} exchanges.",
+        "The phase that takes most of an exchange: medians of those that are timed, n of the "
+        f"newest {RECENT}.",
     ),
     ("state", "What the device does, by its last report, or why it takes no part."),
     ("profile", "The emulated profile, or the board of a physical device."),
@@ -472,9 +474,10 @@ def state_text(device: DeviceView, elapsed_s: float) -> str:
 def slowest_text(rows: Sequence[ExchangeRow]) -> str:
     """Return the slowest phase of a device in words."""
     found = slowest_phase(rows)
-    if found is None:
-        return MISSING
-    return f"{found.phase}, {seconds(found.phase_s)} of {seconds(found.tau_s)} s"
+    if isinstance(found, Sample):
+        return f"{MISSING} ({found} timed, {found.why_none})"
+    times = f"{seconds(found.phase_s)} of {seconds(found.tau_s)} s"
+    return f"{found.phase}, {times} ({found.sample})"
 
 
 def problems_text(history: DeviceHistory) -> str:

@@ -22,7 +22,7 @@ from fairbed.coordinator.report.predictions import (
     parts_of_residual,
     read_predictions,
 )
-from fairbed.coordinator.report.quantities import MISSING, percent, seconds
+from fairbed.coordinator.report.quantities import LEAST, MISSING, Sample, cell, percent, seconds
 from fairbed.coordinator.report.text_table import GAP, TextColumn, fitting
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.screens.run_screen import WIDE, Read, RunScreen
@@ -37,17 +37,23 @@ WORST_DEVICES = 100
 SCATTERED = 500
 """Newest exchanges that are drawn as points."""
 
+
+def _cell(value: float | None, sample: Sample) -> str:
+    return cell(percent(value), value, sample)
+
+
 COLUMNS: tuple[tuple[TextColumn[DeviceError], str], ...] = (
     (
         TextColumn("device", lambda x: x.device, "<"),
         "Devices, those with the largest errors first.",
     ),
     (
-        TextColumn("count", lambda x: str(x.errors.count), priority=6),
-        "Exchanges that count: predicted, and valid for the estimator.",
+        TextColumn("count", lambda x: str(x.errors.sample)),
+        "Exchanges that count, of all: predicted, and valid for the estimator. Fewer than "
+        f"{LEAST}, or than half of all, have no error.",
     ),
     (
-        TextColumn("error", lambda x: percent(x.errors.median_ape)),
+        TextColumn("error", lambda x: _cell(x.errors.median_ape, x.errors.sample)),
         "Median of |predicted - measured| / measured.",
     ),
     (
@@ -55,8 +61,8 @@ COLUMNS: tuple[tuple[TextColumn[DeviceError], str], ...] = (
         "Mean of (predicted - measured) / measured; + means that predictions are too long.",
     ),
     (
-        TextColumn("width", lambda x: percent(x.errors.width), priority=5),
-        "Width of the 80 % interval / prediction, median.",
+        TextColumn("width", lambda x: _cell(x.errors.width, x.errors.bounded), priority=5),
+        "Width of the 80 % interval / prediction, median of the exchanges with an interval.",
     ),
     (
         TextColumn("pred. s", lambda x: seconds(x.tau_hat_s), priority=4),
@@ -235,20 +241,24 @@ class EstimatorScreen(RunScreen):
 def facts_text(name: str, found: Accuracy) -> str:
     """Return the errors in words, on two lines."""
     every = found.every
-    if not every.count:
+    if not every.sample.n:
         return f"{name}: no prediction yet that can be compared with a measured time"
-    interval = (
-        f", 80 % interval {percent(every.width)} wide, {percent(every.coverage)} within"
-        if every.width is not None
-        else ""
-    )
+    if every.width is not None:
+        inside = f"{percent(every.width)} wide, {percent(every.coverage)} within"
+        interval = f", 80 % interval {inside} ({every.bounded})"
+    else:
+        interval = f", no 80 % interval ({every.bounded}, {every.bounded.why_none})"
     return (
-        f"{name}, {every.count:,} exchanges: median error {percent(every.median_ape)}, "
-        f"bias {percent(every.bias, is_signed=True)}{interval}\n"
-        f"newest {RECENT_ROUNDS} rounds: median error {percent(found.recent.median_ape)}, bias "
-        f"{percent(found.recent.bias, is_signed=True)}; {RECENT_ROUNDS} before: "
-        f"{percent(found.before.median_ape)}, {percent(found.before.bias, is_signed=True)}"
+        f"{name}, {every.sample} exchanges: {_errors(every)}{interval}\n"
+        f"newest {RECENT_ROUNDS} rounds, {found.recent.sample}: {_errors(found.recent)}; "
+        f"{RECENT_ROUNDS} before, {found.before.sample}: {_errors(found.before)}"
     )
+
+
+def _errors(found: PredictionErrors) -> str:
+    if found.median_ape is None:
+        return f"no error ({found.sample.why_none})"
+    return f"median error {percent(found.median_ape)}, bias {percent(found.bias, is_signed=True)}"
 
 
 def parts_table(parts: Sequence[PartOfResidual], *, is_narrow: bool = False) -> Table:

@@ -6,6 +6,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from fairbed.coordinator.report.quality import spread_of
+from fairbed.coordinator.report.quantities import QUEUE_LARGEST, QUEUE_SUM
 from fairbed.coordinator.store.tables import MetricRow
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
@@ -62,7 +63,8 @@ class Overview(RunScreen):
             ("epsilon ≤", "Privacy loss of the local noise, largest over devices."),
             ("mean", "Accuracy, mean over devices; for regression the error (RMSE)."),
             ("best 10 %", "Mean of the best tenth of the devices; worst 10 % likewise."),
-            ("sum, largest", "Sum and largest of the virtual queues Z over rounds."),
+            ("sum", f"{QUEUE_SUM.meaning}, over rounds."),
+            ("largest", f"{QUEUE_LARGEST.meaning}, over rounds."),
             ("! and !!", "An event that is a warning, and one that is an error."),
         )
 

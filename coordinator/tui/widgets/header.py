@@ -10,7 +10,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from fairbed.coordinator.report.quality import measure, spread_of
-from fairbed.coordinator.report.quantities import MISSING, clock, ratio, seconds
+from fairbed.coordinator.report.quantities import MISSING, QUEUE_SUM, clock, ratio, seconds
 from fairbed.coordinator.store.reader import Quality, RunInfo
 from fairbed.coordinator.tui.bars import gauge
 from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers, banner_lines
@@ -30,7 +30,7 @@ EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("WORST 10 %", "Mean over the worst tenth of the devices."),
     ("LOSS", "Mean over devices: nats, or half the squared error of regression."),
     ("LAST ROUND", "Duration of the newest round that was not void."),
-    ("QUEUES ΣZ", "Sum of the virtual queues: selections that the fleet lacks for its guarantee."),
+    ("QUEUES ΣZ", f"{QUEUE_SUM.meaning}: what the fleet lacks for its guarantee."),
     ("DEVICES", "Devices that the coordinator can reach, of all that joined."),
     ("UNTIMED", "Exchanges without a reliable time, of the done ones; their updates count."),
     ("LATE", "Exchanges that outlasted their round: aggregated later, dropped or cancelled."),
@@ -105,7 +105,8 @@ class RunHeader(Widget):
         value = self.get_component_rich_style("header--value", partial=True)
         newest = view.metrics[-1] if view.metrics else None
         last = next((row for row in reversed(view.rounds) if row.status == "done"), None)
-        queue_sum = view.queues[-1][1] if view.queues else None
+        has_queues = bool(view.queues) and (view.beta is not None or view.queues[-1][2] > 0.0)
+        queue_sum = view.queues[-1][1] if has_queues else None
 
         def plain(text: str) -> Text:
             return Text(text, value)

@@ -168,8 +168,10 @@ def test_one_round_has_no_curve_and_no_empty_panel(tmp_path: Path) -> None:
     one = read(fake_run(tmp_path / "run", rounds=1))
     reasons = {what: why_missing(what, [one]) for what in FIGURES}
     assert {what for what, reason in reasons.items() if reason} == {
-        *("accuracy", "accuracy-time", "loss", "queues", "estimator", "contention", "energy")
+        *("accuracy", "accuracy-time", "loss", "queues", "phases", "devices", "estimator"),
+        *("contention", "energy"),
     }
+    assert reasons["phases"] == "4 of 4 exchanges are timed, fewer than 5"
     assert reasons["queues"] == "a curve needs two rounds, got 1"
     assert reasons["accuracy"] == "a curve needs two evaluations of the accuracy, got 1"
     figure = Figure()
@@ -177,6 +179,25 @@ def test_one_round_has_no_curve_and_no_empty_panel(tmp_path: Path) -> None:
         draw(what, [one], figure)
         assert len(figure.axes) == 1
         figure.clear()
+
+
+def test_devices_with_too_few_timed_exchanges_are_left_out(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    four = read(fake_run(tmp_path / "run", rounds=12))
+    assert why_missing("devices", [four]) == (
+        "no device has 5 timed exchanges, and half of its own"
+    )
+    run = read(fake_run(tmp_path / "longer", rounds=15))
+    figure = Figure()
+    draw("devices", [run], figure)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names
+    assert all(re.search(r" \((5|6) of (5|6)\)$", name) for name in names)
+    left_out = len(run.devices) - len(names)
+    assert figure.axes[0].get_title() == (
+        f"{left_out} of 12 devices have too few timed exchanges" if left_out else ""
+    )
 
 
 def test_a_live_run_is_drawn_up_to_its_last_closed_round(tmp_path: Path) -> None:

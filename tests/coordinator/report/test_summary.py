@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fairbed.coordinator.report.quantities import Sample
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, ExchangeRow, PersonalScoreRow
@@ -43,7 +44,7 @@ CONTRACT = {
         "unaccounted_ratio",
     },
     "estimator": {"mape_second_half", "median_ape", "bias"},
-    "queues": {"mean_total", "max"},
+    "queues": {"total", "largest", "mean_total", "max"},
     "bytes": {"down", "up"},
 }
 """Keys that scripts of users rely on."""
@@ -102,10 +103,14 @@ def test_exchange_times_are_those_of_valid_done_exchanges(
 def test_codecs_are_counted_by_actual_use(tmp_path: Path) -> None:
     def change(row: ExchangeRow) -> ExchangeRow:
         packed = replace(row, codec_up="int8", bytes_up=100, coordinator_decode_s=0.25)
-        return packed if row.round == 2 else replace(row, coordinator_decode_s=None)
+        return packed if row.round > 2 else replace(row, coordinator_decode_s=None)
 
-    exchange = changed(tmp_path / "r", change).exchange
-    assert (exchange.codecs_down, exchange.codecs_up) == ({"float32": 8}, {"float32": 4, "int8": 4})
+    exchange = changed(tmp_path / "r", change, rounds=4).exchange
+    assert (exchange.codecs_down, exchange.codecs_up) == (
+        {"float32": 16},
+        {"float32": 8, "int8": 8},
+    )
+    assert exchange.samples["coordinator_decode_median_s"] == Sample(8, 8)
     assert (exchange.down_median_bytes, exchange.coordinator_decode_median_s) == (40_000, 0.25)
     assert (exchange.encode_median_s, exchange.decode_median_s) == (0.01, 0.0)
     assert exchange.up_median_bytes == (40_000 + 100) / 2
@@ -158,10 +163,12 @@ def test_the_table_names_codecs_only_where_there_are_any(summary: RunSummary) ->
     assert " down as delta and float32, " in summary_table(coded)
 
 
-def changed(path: Path, change: Callable[[ExchangeRow], ExchangeRow]) -> RunSummary:
+def changed(
+    path: Path, change: Callable[[ExchangeRow], ExchangeRow], rounds: int = 2
+) -> RunSummary:
     """Return the summary of a short run with changed exchanges."""
-    run = FakeRun(path, rounds=2)
-    run.play(2)
+    run = FakeRun(path, rounds=rounds)
+    run.play(rounds)
     run.store.flush()
     with RunReader(path) as reader:
         for row in reader.exchanges():
@@ -209,12 +216,14 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     assert "30 of 30 (1 void)" in lines[1]
     assert lines[3].startswith("spread     standard deviation ")
     assert "guarantee of 0.15 kept" in lines[6]
+    assert "(115 of 116 timed); 1 late" in lines[4]
     assert lines[7].startswith("fairness   virtual queues: sum ")
-    assert lines[8].startswith("merge      fedavg with weights n, ")
-    assert lines[9].startswith("weights    fedavg: 0.83 (phone-03) to 1.25 (")
-    assert lines[11] == "provenance fairbed 0.1.0 (git abc1234)"
-    assert lines[13].split()[:3] == ["device", "profile", "selected"]
-    assert len(lines) == 14 + 12
+    assert lines[8] == "bound      rate >= beta - Z/T holds"
+    assert lines[9].startswith("merge      fedavg with weights n, ")
+    assert lines[10].startswith("weights    fedavg: 0.83 (phone-03) to 1.25 (")
+    assert lines[12] == "provenance fairbed 0.1.0 (git abc1234)"
+    assert lines[14].split()[:3] == ["device", "profile", "selected"]
+    assert len(lines) == 15 + 12
     row = next(line.split() for line in lines if line.startswith("phone-03"))
     assert row[1:4] == ["phone-mid", str(summary.selected["phone-03"]), "0.300"]
     assert all(len(line) < 120 for line in lines)
@@ -517,7 +526,7 @@ def test_a_fleet_of_one_kind_without_energy_has_neither_column(tmp_path: Path) -
     run = FakeRun(tmp_path / "plain", devices=3)
     run.play(3)
     with RunReader(run.finish()) as reader:
-        head = summary_table(summarise_run(reader)).splitlines()[-4]
+        head = summary_table(summarise_run(reader)).splitlines()[-5]
     assert head.startswith("device")
     assert "kind" not in head
     assert "energy" not in head

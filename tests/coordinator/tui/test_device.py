@@ -99,7 +99,7 @@ async def test_the_slowest_device_its_slowest_phase_and_its_log_are_five_keys_aw
     tmp_path: Path,
 ) -> None:
     run = FakeRun(tmp_path / "run")
-    run.play(12)
+    run.play(20)
     with RunReader(run.folder) as reader:
         times = reader.measured_times()
     slowest = max(times, key=times.__getitem__)

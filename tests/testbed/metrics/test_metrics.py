@@ -21,6 +21,7 @@ from fairbed.testbed.cli.main import main
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.metrics import totals as totals_module
 from fairbed.testbed.metrics.exporter import Follower, Page
+from fairbed.testbed.metrics.prometheus import _exchanges
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.metrics.totals import SILENT_AFTER_S, Totals
 from tests.coordinator.store.fake_run import FakeRun
@@ -76,6 +77,9 @@ def test_counters_are_those_of_the_summary(run: FakeRun) -> None:
     assert found["fairbed_exchange_duration_seconds_count"] == len(
         [x for x in exchanges if x.tau_s is not None]
     )
+    assert found["fairbed_exchange_prediction_error_seconds_count"] == len(
+        [x for x in exchanges if x.tau_s is not None and x.round > 1]
+    )
     assert found["fairbed_exchange_duration_seconds_sum"] == pytest.approx(
         sum(x.tau_s or 0.0 for x in exchanges)
     )
@@ -85,6 +89,7 @@ def test_counters_are_those_of_the_summary(run: FakeRun) -> None:
     assert found["fairbed_exchange_energy_joules_total"] == pytest.approx(
         sum(x.energy_j or 0.0 for x in exchanges)
     )
+    assert found["fairbed_exchanges_with_energy_total"] == len(exchanges)
     assert found["fairbed_selection_rate_min_ratio"] == summary.fairness.min_selection_rate
     assert found["fairbed_aggregation_rate_min_ratio"] == summary.fairness.min_aggregation_rate
     assert found["fairbed_selection_rate_guaranteed_ratio"] == summary.fairness.beta
@@ -97,6 +102,23 @@ def test_counters_are_those_of_the_summary(run: FakeRun) -> None:
     assert found['fairbed_network_bytes_total{direction="down"}'] == summary.bytes.down
     assert found['fairbed_run_status{status="running"}'] == 1
     follower.close()
+
+
+def test_untimed_exchanges_are_in_no_time_and_in_no_error(run: FakeRun) -> None:
+    run.play(5)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        rows = reader.exchanges()
+        for row in rows[4:]:
+            run.store.add(replace(row, is_valid=False))
+        run.store.flush()
+        followed = Totals(reader)
+        followed.refresh(0.0)
+        text = {family.name: family for family in _exchanges(followed)}
+    sums = followed.exchanges
+    assert (int(sums.within.sum()), sums.phase_n["train"], sums.predicted) == (4, 4, 0)
+    assert sums.tau_s == pytest.approx(sum(row.tau_s or 0.0 for row in rows[:4]))
+    assert text["fairbed_exchange_prediction_bias_seconds"].samples == []
 
 
 def test_reading_new_rows_gives_the_same_as_reading_all(run: FakeRun) -> None:
@@ -200,7 +222,7 @@ def test_a_large_fleet_has_no_series_per_device(
 
 def test_no_label_has_a_value_per_round(run: FakeRun) -> None:
     follower, page = follower_of(run)
-    run.play(2)
+    run.play(4)
     before = scrape(run, follower, page).keys()
     run.play(10)
     assert scrape(run, follower, page).keys() == before

@@ -251,4 +251,4 @@ def test_the_example_stores_what_each_exchange_lost(
     assert all(0.2 < lost_s < transfers_s for lost_s, transfers_s in rows)
     capsys.readouterr()
     assert main(["show", str(out)]) == 0
-    assert "of the time lost to others in a cell" in capsys.readouterr().out
+    assert "lost to others in a cell: median " in capsys.readouterr().out
