@@ -43,6 +43,7 @@ from fairbed.coordinator.report.markup import (
     join,
     tag,
 )
+from fairbed.coordinator.report.quality import noise_mark
 from fairbed.coordinator.report.quantities import (
     MISSING,
     clock,
@@ -458,7 +459,7 @@ def _tiles(run: RunPage) -> Markup:
         (ratio(s.accuracy.mean), "accuracy, mean over devices")
         if s.accuracy.mean is not None
         else None,
-        (ratio(s.accuracy.worst10), "accuracy, worst 10 %")
+        (ratio(s.accuracy.worst10), f"accuracy, worst 10 %{_noise_mark(s)}")
         if s.accuracy.worst10 is not None
         else None,
         (ratio(s.auroc.mean), "AUROC, mean over devices") if s.auroc is not None else None,
@@ -473,6 +474,11 @@ def _tiles(run: RunPage) -> Markup:
     known = [tile for tile in tiles if tile is not None][:MAX_TILES]
     shown = [tag("div", tag("dt", label), tag("dd", value)) for value, label in known]
     return tag("dl", *shown, class_="tiles")
+
+
+def _noise_mark(s: RunSummary) -> str:
+    """Return the share of noise of the worst 10 %, as text to append."""
+    return noise_mark(s.accuracy.noise.worst10_share) if s.accuracy.noise else ""
 
 
 def _words(found: Sequence[Finding]) -> Markup:

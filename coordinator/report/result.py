@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fairbed.coordinator.report.quality import measure, spread_of
+from fairbed.coordinator.report.quality import measure, noise_mark, noise_of, spread_of
 from fairbed.coordinator.report.quantities import clock, energy, percent, ratio, seconds
 from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
@@ -17,6 +17,8 @@ class RunResult:
     info: RunInfo
     worst10: float | None
     """Mean accuracy over the worst tenth of the devices, or their error in regression."""
+    worst10_noise: float | None
+    """Share of noise of the test sets in it; None if it is not known."""
     fairness: Fairness
     slowest: SlowestDevice | None
     """None without a valid exchange."""
@@ -34,9 +36,11 @@ def result_of(reader: RunReader) -> RunResult:
         info = reader.run()
         newest = reader.newest_metric()
         joules = reader.energy_j(0, reader.newest_round())
+        noise = noise_of((row.n, row.accuracy) for row in reader.device_metrics())
         return RunResult(
             info=info,
             worst10=spread_of(newest).worst10,
+            worst10_noise=noise.worst10_share if noise else None,
             fairness=fairness_of(reader),
             slowest=reader.slowest_device(),
             energy_j=sum(joules.values()) if joules else None,
@@ -56,7 +60,8 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
         ("rounds", f"{info.rounds_completed}{planned}{empty} in {clock(info.elapsed_s)}"),
         (
             measure(info.row.task),
-            f"{ratio(info.quality)}, worst 10 % {ratio(result.worst10)}",
+            f"{ratio(info.quality)}, worst 10 % {ratio(result.worst10)}"
+            f"{noise_mark(result.worst10_noise)}",
         ),
     ]
     if result.fairness.beta is not None:

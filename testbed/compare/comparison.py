@@ -22,6 +22,7 @@ from fairbed.testbed.compare.measures import (
     UPDATES,
     Metric,
     RunCurves,
+    noise_warning,
 )
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
@@ -273,7 +274,10 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         horizon_s=horizon_s,
         confidence=CONFIDENCE,
         comparisons=sum(gap.p is not None for arm in arms for gap in arm.differences.values()),
-        warnings=_warnings(grid, arms, shown, has_training=has_training),
+        warnings=[
+            *_warnings(grid, arms, shown, has_training=has_training),
+            *noise_warning([cell for cells in done.values.values() for cell in cells.values()]),
+        ],
         metrics=[
             MetricSummary(
                 key=m.key,

@@ -3,7 +3,7 @@
 Virtual queues are computed for policies without queues, too: all arms have the same guarantee.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -13,7 +13,9 @@ from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
+from fairbed.coordinator.algorithms.sampling_noise import HALF, SamplingNoise
 from fairbed.coordinator.report.device_time import device_seconds
+from fairbed.coordinator.report.quality import MORE_EXAMPLES
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.reader import SelectionCounts
@@ -111,6 +113,37 @@ class Metric:
     """Digits after the decimal point."""
 
 
+def _without_noise(group: Group, key: str, of: str, short: str) -> tuple[Metric, ...]:
+    """Return worst 10 % and variance corrected for the noise of the test sets, and its shares."""
+    worst, variance = f"{of}worst 10 %", f"{of}variance"
+    return (
+        Metric(
+            f"{key}_worst10_shrunken",
+            group,
+            f"{worst}, shrunken",
+            f"{short}worst shr",
+            "",
+            "more",
+            3,
+        ),
+        Metric(
+            f"{key}_variance_corrected",
+            group,
+            f"{variance}, corrected",
+            f"{short}var cor",
+            "",
+            "less",
+            4,
+        ),
+        Metric(
+            f"{key}_worst10_noise", group, f"noise in {worst}", f"{short}worst noise", "", None, 2
+        ),
+        Metric(
+            f"{key}_variance_noise", group, f"noise in {variance}", f"{short}var noise", "", None, 2
+        ),
+    )
+
+
 METRICS = (
     Metric("virtual_s", "time", "total time", "total", "s", "less", 1),
     Metric("round_median_s", "time", "median round", "round", "s", "less", 3),
@@ -137,6 +170,7 @@ METRICS = (
     Metric("accuracy_pooled", "fairness", "accuracy by examples", "acc by n", "", "more", 3),
     Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4),
     Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3),
+    *_without_noise("fairness", "accuracy", "", ""),
     Metric(
         "weight_divergence", "fairness", "divergence of weights from n", "KL of n", "nats", None, 3
     ),
@@ -146,9 +180,11 @@ METRICS = (
         "personal_accuracy_worst10", "personal", "personal worst 10 %", "p worst", "", "more", 3
     ),
     Metric("personal_accuracy_variance", "personal", "personal variance", "p var", "", "less", 4),
+    *_without_noise("personal", "personal_accuracy", "personal ", "p "),
     Metric("benign_accuracy_mean", "attack", "benign accuracy", "benign", "", "more", 3),
     Metric("benign_accuracy_worst10", "attack", "benign worst 10 %", "b worst", "", "more", 3),
     Metric("benign_accuracy_variance", "attack", "benign variance", "b var", "", "less", 4),
+    *_without_noise("attack", "benign_accuracy", "benign ", "b "),
     Metric("benign_loss_mean", "attack", "benign loss", "b loss", "nats", "less", 3),
     Metric("malicious_selections", "attack", "malicious selections", "mal sel", "", "less", 3),
     Metric("malicious_weight", "attack", "malicious weight", "mal w", "", "less", 3),
@@ -244,6 +280,7 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_pooled": summary.accuracy.pooled,
         "accuracy_gini": summary.accuracy.gini,
         "accuracy_gap": summary.accuracy.gap,
+        **_noise_values("accuracy", summary.accuracy.noise),
         "auroc_mean": auroc.mean if auroc else None,
         "auroc_pooled": auroc.pooled if auroc else None,
         "rmse_mean": error.rmse_mean if error else None,
@@ -254,9 +291,11 @@ def measure(folder: Path) -> RunMeasures:
         "personal_accuracy_mean": personal.accuracy_mean if personal else None,
         "personal_accuracy_worst10": personal.accuracy_worst10 if personal else None,
         "personal_accuracy_variance": personal.accuracy_variance if personal else None,
+        **_noise_values("personal_accuracy", personal.noise if personal else None),
         "benign_accuracy_mean": attackers.accuracy_mean if attackers else None,
         "benign_accuracy_worst10": attackers.accuracy_worst10 if attackers else None,
         "benign_accuracy_variance": attackers.accuracy_variance if attackers else None,
+        **_noise_values("benign_accuracy", attackers.noise if attackers else None),
         "benign_loss_mean": attackers.loss_mean if attackers else None,
         "malicious_selections": attackers.selection_share if attackers else None,
         "malicious_weight": attackers.weight_share if attackers else None,
@@ -264,6 +303,41 @@ def measure(folder: Path) -> RunMeasures:
     }
     curves = _curves(rounds, device_s, queues, evaluations)
     return RunMeasures(values=values, curves=curves)
+
+
+def _noise_values(key: str, noise: SamplingNoise | None) -> dict[str, float | None]:
+    """Return the values of the metrics of `_without_noise`."""
+    return {
+        f"{key}_worst10_shrunken": noise.worst10_shrunken if noise else None,
+        f"{key}_variance_corrected": noise.variance_corrected if noise else None,
+        f"{key}_worst10_noise": noise.worst10_share if noise else None,
+        f"{key}_variance_noise": noise.variance_share if noise else None,
+    }
+
+
+NOISE = "_noise"
+"""Ends the key of a share of noise; before it is the key of the metric."""
+
+
+def noise_warning(cells: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """Return a line about metrics that are mostly noise of the test sets, with what to do.
+
+    Args:
+        cells: Values of each finished cell.
+    """
+    parts = []
+    for metric in METRICS:
+        if metric.key.endswith(NOISE):
+            known = [x for cell in cells if (x := cell.get(metric.key)) is not None]
+            often = sum(x > HALF for x in known)
+            if often:
+                parts.append(f"{metric.key.removesuffix(NOISE)} in {often} of {len(known)} cells")
+    if not parts:
+        return []
+    return [
+        f"mostly noise of the test sets: {', '.join(parts)}; read the columns shrunken and "
+        f"corrected, or {MORE_EXAMPLES}"
+    ]
 
 
 def _least_rate(
