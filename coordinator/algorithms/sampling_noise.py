@@ -21,7 +21,7 @@ MAX_DRAWN = 400_000
 STREAM = 10
 """Purpose of the random stream, whose seed is fixed: equal counts give equal numbers."""
 HALF = 0.5
-"""Share of noise above which a number says more about the test sets than about the model."""
+"""Share of noise above which a number is more about the test sets than about the model."""
 STEPS, SETTLED = 100, 1e-9
 """Most iterations of the moments, and the change at which they end; they need about ten."""
 
