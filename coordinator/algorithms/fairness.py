@@ -42,6 +42,11 @@ def gini(values: Floats) -> float:
     return float(ranks @ ordered / (n * total))
 
 
+def tenth(devices: int) -> int:
+    """Return the number of devices in the worst 10 %, and in the best: max(1, int(0.1 n))."""
+    return max(1, devices // 10)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessSummary:
     """One model on every device's held-out data; each device counts once, whatever its size."""
@@ -101,7 +106,7 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> FairnessSummary:
     sizes, right = n[tested], correct[tested]
     accuracy = right / sizes
     order = np.lexsort((sizes, accuracy))  # ties by examples, so that no order of devices matters
-    tail = max(1, accuracy.size // 10)
+    tail = tenth(accuracy.size)
     worst, best = order[:tail], order[-tail:]
     with np.errstate(invalid="ignore", over="ignore"):  # a diverged model has infinite loss
         loss = loss_sum[tested] / sizes
@@ -152,7 +157,7 @@ def summarise_errors(n: Ints, loss_sum: Floats) -> ErrorSummary:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         rmse = np.sort(np.sqrt(2.0 * loss_sum / n))
-        tail = max(1, rmse.size // 10)
+        tail = tenth(rmse.size)
         return ErrorSummary(
             rmse_mean=float(rmse.mean()),
             rmse_worst10=float(rmse[-tail:].mean()),
@@ -169,7 +174,7 @@ def mean_and_worst10(auroc: Floats) -> tuple[float, float]:
     Both are independent of the order of the devices.
     """
     ordered = np.sort(auroc)
-    return float(ordered.mean()), float(ordered[: max(1, ordered.size // 10)].mean())
+    return float(ordered.mean()), float(ordered[: tenth(ordered.size)].mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

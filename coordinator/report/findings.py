@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.report.quality import spread_of
+from fairbed.coordinator.report.quality import examples_text, spread_of, whole_percent
 from fairbed.coordinator.report.quantities import (
     QUEUE_SUM,
     Sample,
@@ -19,7 +19,7 @@ from fairbed.coordinator.report.quantities import (
     seconds,
     size,
 )
-from fairbed.coordinator.report.summary_schema import DeviceSummary, Errors, RunSummary
+from fairbed.coordinator.report.summary_schema import Accuracy, DeviceSummary, Errors, RunSummary
 from fairbed.coordinator.report.summary_table import (
     alert_lines,
     counted_rate,
@@ -243,10 +243,28 @@ def _accuracy(s: RunSummary, last: int) -> str:
     )
     text = (
         f"After round {last}, the model classified {ratio(a.mean)} of the held-out examples "
-        f"correctly, as a mean over devices{spread}."
+        f"correctly, as a mean over devices{spread}.{_noise(a)}"
     )
     if s.auroc is not None and s.auroc.mean is not None:
         text += f" Its AUROC was {ratio(s.auroc.mean)}, as a mean over devices with both classes."
+    return text
+
+
+def _noise(a: Accuracy) -> str:
+    """Return what the noise of the test sets is in the worst tenth; nothing if it is unknown."""
+    n = a.noise
+    if n is None or n.worst10_share is None or n.variance_share is None:
+        return ""
+    text = (
+        f" With {examples_text(n)}, the worst tenth of identical devices would have "
+        f"{ratio(n.worst10)}: {whole_percent(n.worst10_share)} of its distance from the mean, and "
+        f"{whole_percent(n.variance_share)} of the variance {ratio(a.variance, 4)}."
+    )
+    if n.worst10_shrunken is not None and n.variance_corrected is not None:
+        text += (
+            f" Corrected for it, the worst tenth has {ratio(n.worst10_shrunken)} and the variance "
+            f"is {ratio(n.variance_corrected, 4)}."
+        )
     return text
 
 

@@ -43,6 +43,7 @@ from fairbed.coordinator.report.markup import (
     join,
     tag,
 )
+from fairbed.coordinator.report.quality import noise_mark
 from fairbed.coordinator.report.quantities import (
     LEAST,
     MISSING,
@@ -468,7 +469,7 @@ def _tiles(run: RunPage) -> Markup:
         (ratio(s.accuracy.mean), "accuracy, mean over devices")
         if s.accuracy.mean is not None
         else None,
-        (ratio(s.accuracy.worst10), "accuracy, worst 10 %")
+        (ratio(s.accuracy.worst10), f"accuracy, worst 10 %{_noise_mark(s)}")
         if s.accuracy.worst10 is not None
         else None,
         (ratio(s.auroc.mean), "AUROC, mean over devices") if s.auroc is not None else None,
@@ -491,6 +492,11 @@ def _exchange_tile(x: ExchangeSummary) -> tuple[str, str]:
     why = f", {sample.why_none}" if x.median_s is None else ""
     value = MISSING if x.median_s is None else span(x.median_s)
     return value, f"{TAU_MEDIAN.name} ({sample} timed{why})"
+
+
+def _noise_mark(s: RunSummary) -> str:
+    """Return the share of noise of the worst 10 %, as text to append."""
+    return noise_mark(s.accuracy.noise.worst10_share) if s.accuracy.noise else ""
 
 
 def _words(found: Sequence[Finding]) -> Markup:

@@ -1,7 +1,12 @@
 """How good a model is by its task: the accuracy of classes, or the error of regression."""
 
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
+from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise, sampling_noise
 from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow, PersonalScoreRow
 
 
@@ -36,3 +41,69 @@ def spread_of(row: MetricRow | None) -> Spread:
 def quality_of(row: DeviceMetricRow | PersonalScoreRow) -> float | None:
     """Return accuracy or error of one device."""
     return row.rmse if row.accuracy is None else row.accuracy
+
+
+def noise_of(tests: Iterable[tuple[int, float | None]]) -> SamplingNoise | None:
+    """Return the sampling noise of the accuracies over devices.
+
+    None for fewer than two devices, and for regression: errors have no binomial part.
+
+    Args:
+        tests: Test examples and accuracy of each device; no accuracy in regression.
+    """
+    counted = []
+    for n, accuracy in tests:
+        if accuracy is None:
+            return None
+        counted.append((n, round(accuracy * n)))
+    return _noise_of(tuple(counted))
+
+
+@lru_cache(maxsize=32)
+def _noise_of(counted: tuple[tuple[int, int], ...]) -> SamplingNoise | None:
+    """Return the noise of pairs of examples and correct ones; screens ask for it at each tick."""
+    n, correct = np.array(counted, dtype=np.int64).reshape(-1, 2).T
+    return sampling_noise(n, correct)
+
+
+def noise_mark(share: float | None) -> str:
+    """Return the share of noise of a number as text to append: ` (noise 96 %)`."""
+    return "" if share is None else f" (noise {whole_percent(share)})"
+
+
+def whole_percent(share: float) -> str:
+    """Return a share in whole percent: `96 %`."""
+    return f"{100.0 * share:.0f} %"
+
+
+def examples_text(noise: SamplingNoise) -> str:
+    """Return the test examples of the devices: `8 to 44 test examples per device, median 23`."""
+    if noise.examples_min == noise.examples_max:
+        return f"{noise.examples_max} test examples per device"
+    return (
+        f"{noise.examples_min} to {noise.examples_max} test examples per device, median "
+        f"{noise.examples_median:g}"
+    )
+
+
+def noise_warning(noises: Mapping[str, SamplingNoise | None]) -> list[str]:
+    """Return a line if over half of a number over devices is noise, with what to do; else nothing.
+
+    Args:
+        noises: Noise by whose it is: nothing for the global model, `of the personal models`, ...
+    """
+    known = {of: noise for of, noise in noises.items() if noise is not None and noise.mostly_noise}
+    if not known:
+        return []
+    parts = [
+        f"{of} {', '.join(f'{name} {whole_percent(x)}' for name, x in noise.mostly_noise.items())}"
+        for of, noise in known.items()
+    ]
+    named = "; ".join(part.strip() for part in parts)
+    return [
+        f"mostly noise of the test sets: {named}; read the corrected numbers, or {MORE_EXAMPLES}"
+    ]
+
+
+MORE_EXAMPLES = "give devices more test examples (data.test_fraction, fewer devices, more data)"
+"""What to do about noise."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairbed.coordinator.report.quality import measure, spread_of
+from fairbed.coordinator.report.quality import measure, noise_mark, noise_of, spread_of
 from fairbed.coordinator.report.quantities import (
     LEAST,
     TAU_MEDIAN,
@@ -42,6 +42,8 @@ class RunResult:
     info: RunInfo
     worst10: float | None
     """Mean accuracy over the worst tenth of the devices, or their error in regression."""
+    worst10_noise: float | None
+    """Share of noise of the test sets in it; None if it is not known."""
     fairness: Fairness
     slowest: SlowestDevice | None
     """None without a device of enough timed exchanges."""
@@ -63,9 +65,11 @@ def result_of(reader: RunReader) -> RunResult:
         newest = reader.newest_metric()
         joules = reader.energy_j(0, reader.newest_round())
         known, times = None if info.is_replica else reader.known_energy(), reader.device_times()
+        noise = noise_of((row.n, row.accuracy) for row in reader.device_metrics())
         return RunResult(
             info=info,
             worst10=spread_of(newest).worst10,
+            worst10_noise=noise.worst10_share if noise else None,
             fairness=fairness_of(reader),
             slowest=slowest_device(reader, times),
             has_exchanges=bool(times),
@@ -102,7 +106,8 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
         ("rounds", f"{info.rounds_completed}{planned}{empty} in {clock(info.elapsed_s)}"),
         (
             measure(info.row.task),
-            f"{ratio(info.quality)}, worst 10 % {ratio(result.worst10)}",
+            f"{ratio(info.quality)}, worst 10 % {ratio(result.worst10)}"
+            f"{noise_mark(result.worst10_noise)}",
         ),
     ]
     if result.fairness.beta is not None:

@@ -1,7 +1,7 @@
 """Computes the summary of a run: the object of `fairbed show RUN --json`."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from fairbed.coordinator.policy.live_settings import (
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
+from fairbed.coordinator.report.quality import noise_of, noise_warning
 from fairbed.coordinator.report.quantities import Sample, of_enough, ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
@@ -204,6 +205,17 @@ def summarise_run(
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
+    model = _model(metrics[-1] if metrics else None, list(device_metrics.values()), reader.plan)
+    attackers = (
+        _attackers(malicious, counts, exchanges, list(device_metrics.values()))
+        if malicious
+        else None
+    )
+    own_models = _personal(
+        [row for row in personal.values() if row.device not in malicious],
+        device_metrics,
+        exchanges,
+    )
     return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
@@ -234,10 +246,17 @@ def summarise_run(
         selected={row.name: row.selected for row in fleet},
         aggregated={row.name: row.aggregated for row in fleet},
         task=info.row.task,
-        **_model(metrics[-1] if metrics else None, list(device_metrics.values()), reader.plan),
-        evaluation_notes=_evaluation_notes(
-            [row.name for row in devices], device_metrics, metrics, test_bytes
-        ),
+        **model,
+        evaluation_notes=[
+            *_evaluation_notes([row.name for row in devices], device_metrics, metrics, test_bytes),
+            *noise_warning(
+                {
+                    "": model["accuracy"].noise,
+                    "on benign devices": attackers.noise if attackers else None,
+                    "of the personal models": own_models.noise if own_models else None,
+                }
+            ),
+        ],
         exchange=_exchanges(exchanges),
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds, has_guarantee=info.plan.beta is not None),
@@ -246,14 +265,8 @@ def summarise_run(
         audits=audits,
         weights=_weights(exchanges, weight_ratios),
         defence=_defence(exchanges, left_out),
-        attackers=_attackers(malicious, counts, exchanges, list(device_metrics.values()))
-        if malicious
-        else None,
-        personal=_personal(
-            [row for row in personal.values() if row.device not in malicious],
-            device_metrics,
-            exchanges,
-        ),
+        attackers=attackers,
+        personal=own_models,
         energy=_energy(exchanges),
         privacy=privacy,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
@@ -379,6 +392,7 @@ def _model(
             variance_of_percent=None if variance is None else 1e4 * variance,
             jain=_finite(found.accuracy_jain) if found else None,
             test_set=row.test_accuracy if row else None,
+            noise=noise_of(_tests(of_devices)),
         ),
         "auroc": _auroc(row),
         "error": _errors(row),
@@ -606,6 +620,7 @@ def _personal(
         accuracy_variance=own.accuracy_variance if own else None,
         accuracy_std=own.accuracy_variance**0.5 if own else None,
         accuracy_pooled=own.accuracy_pooled if own else None,
+        noise=noise_of(_tests(scores)),
         rmse_mean=_finite(errors.rmse_mean) if errors else None,
         rmse_worst10=_finite(errors.rmse_worst10) if errors else None,
         rmse_std=_finite(errors.rmse_std) if errors else None,
@@ -662,6 +677,13 @@ def _accuracies_of(
     return summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n)
 
 
+def _tests(
+    rows: Iterable[PersonalScoreRow | DeviceMetricRow],
+) -> Iterator[tuple[int, float | None]]:
+    """Yield test examples and accuracy of each device."""
+    return ((row.n, row.accuracy) for row in rows)
+
+
 def _errors_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> ErrorSummary | None:
     """Return the errors over devices; None unless the task is regression."""
     if not rows or any(row.accuracy is not None for row in rows):
@@ -702,6 +724,7 @@ def _attackers(
         accuracy_worst10=found.accuracy_worst10 if found else None,
         accuracy_variance=found.accuracy_variance if found else None,
         accuracy_std=found.accuracy_variance**0.5 if found else None,
+        noise=noise_of(_tests(benign)),
         loss_mean=loss.mean,
         loss_std=loss.std,
         device_share=len(malicious) / len(counts) if counts else 0.0,

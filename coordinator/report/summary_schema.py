@@ -10,6 +10,7 @@ is null with n < of / 2.
 
 from msgspec import Struct
 
+from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
 from fairbed.coordinator.report.quantities import Sample
 from fairbed.coordinator.store.store import Provenance
 
@@ -41,6 +42,8 @@ class Accuracy(Struct, frozen=True, kw_only=True):
     test_set: float | None
     """On the server's test set; null without one. It is also `mean` and `pooled` if no device was
     measured."""
+    noise: SamplingNoise | None
+    """Noise of the test sets in these numbers; null for fewer than two devices."""
 
 
 class Auroc(Struct, frozen=True, kw_only=True):
@@ -210,6 +213,8 @@ class Attackers(Struct, frozen=True, kw_only=True):
     accuracy_variance: float | None
     """Population variance; likewise `accuracy_std`."""
     accuracy_std: float | None
+    noise: SamplingNoise | None
+    """As `Accuracy.noise`."""
     loss_mean: float | None
     loss_std: float | None
     device_share: float
@@ -242,6 +247,8 @@ class PersonalSummary(Struct, frozen=True, kw_only=True):
     accuracy_std: float | None
     accuracy_pooled: float | None
     """Correct / examples of all devices."""
+    noise: SamplingNoise | None
+    """As `Accuracy.noise`."""
     rmse_mean: float | None
     """Root mean squared error, for regression; likewise the other errors."""
     rmse_worst10: float | None

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from textwrap import TextWrapper
 
+from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.policy.combinations import are_weights_ignored
+from fairbed.coordinator.report.quality import examples_text, noise_mark, whole_percent
 from fairbed.coordinator.report.quantities import (
     LEAST,
     MISSING,
@@ -117,6 +119,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         ),
         *_quality(s),
         *_spread(s),
+        *_noise(s),
         *_personal(s),
         *[("note", note) for note in s.evaluation_notes],
         (
@@ -169,6 +172,8 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
 def _quality(s: RunSummary) -> list[tuple[str, str]]:
     """Return the accuracy, with two classes the AUROC, or the error of regression."""
     a, e, loss = s.accuracy, s.error, f"loss {ratio(s.loss.mean)} ± {ratio(s.loss.std)}"
+    worst = noise_mark(a.noise.worst10_share) if a.noise else ""
+    best = noise_mark(a.noise.best10_share) if a.noise else ""
     if s.task == "regression":
         if e is None:
             return [("error", f"RMSE mean {MISSING}; {loss}")]
@@ -178,8 +183,8 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
         )
         return [("error", text)]
     text = (
-        f"mean {ratio(a.mean)}, worst 10 % {ratio(a.worst10)}, best 10 % {ratio(a.best10)}, "
-        f"Gini {ratio(a.gini)}; {loss}"
+        f"mean {ratio(a.mean)}, worst 10 % {ratio(a.worst10)}{worst}, best 10 % "
+        f"{ratio(a.best10)}{best}, Gini {ratio(a.gini)}; {loss}"
     )
     if s.auroc is None:
         return [("accuracy", text)]
@@ -267,6 +272,7 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
     if a.mean is None and (e is None or e.rmse_mean is None):
         return []
     text = (
+        f"variance {ratio(a.variance, 4)}{noise_mark(a.noise.variance_share) if a.noise else ''}, "
         f"standard deviation {ratio(a.std)}, gap {ratio(a.gap)}, Jain index of accuracy "
         f"{ratio(a.jain)}; "
         f"by examples: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
@@ -282,6 +288,34 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         text = known if u.least is not None else f"unknown: a loss is {u.M:g} or more"
         pairs.append(("utility", f"{u.M:g} - loss: {text}"))
     return pairs
+
+
+def _noise(s: RunSummary) -> list[tuple[str, str]]:
+    """Return the noise of the test sets in the spread over devices, and the spread without it."""
+    measured = sum(device.accuracy is not None or device.rmse is not None for device in s.fleet)
+    if s.accuracy.worst10 is None and not measured:
+        return []
+    n = s.accuracy.noise
+    if n is None:
+        reason = "errors have no binomial part" if s.error else "a spread needs two devices"
+        return [("noise", f"of the test sets: not known, {reason}")]
+    if n.variance_share is None:
+        end = "1" if n.prior_accuracy else "0"
+        return [("noise", f"of the test sets: not known, every accuracy is {end}")]
+    auroc = "; that of the AUROC is not known" if s.auroc is not None else ""
+    text = (
+        f"identical devices would show worst 10 % {ratio(n.worst10)} ± {ratio(n.worst10_std)}, "
+        f"best 10 % {ratio(n.best10)} ± {ratio(n.best10_std)}, variance {ratio(n.variance, 4)}"
+        f"{auroc}"
+    )
+    floored = " (the noise is larger)" if n.is_floored else ""
+    corrected = (
+        f"worst 10 %, shrunken {ratio(n.worst10_shrunken)}; variance, corrected "
+        f"{ratio(n.variance_corrected, 4)}{floored}; {examples_text(n)}"
+        if n.variance_corrected is not None
+        else "not possible: each device has one test example"
+    )
+    return [("noise", text), ("corrected", corrected)]
 
 
 def _product(value: float | None) -> str:
@@ -483,13 +517,14 @@ def _personal(s: RunSummary) -> list[tuple[str, str]]:
     there = "" if p.devices == s.devices else f" on these {p.devices} of {s.devices} devices"
     own, shared = (p.accuracy_mean, p.accuracy_worst10, p.accuracy_std), p.global_worst10
     name, mean = "", p.global_mean
+    worst = noise_mark(p.noise.worst10_share) if p.noise else ""
     if s.task == "regression":
         own, shared = (p.rmse_mean, p.rmse_worst10, p.rmse_std), p.global_rmse_worst10
         name, mean = "RMSE ", p.global_rmse_mean
     text = (
-        f"{name}mean {ratio(own[0])}, worst 10 % {ratio(own[1])}, standard deviation "
-        f"{ratio(own[2])}; the global model{there}: mean {ratio(mean)}, worst 10 % {ratio(shared)};"
-        f" better on {p.better} devices"
+        f"{name}mean {ratio(own[0])}, worst 10 % {ratio(own[1])}{worst}, standard deviation "
+        f"{ratio(own[2])}{_of_variance(p.noise)}; the global model{there}: mean {ratio(mean)}, "
+        f"worst 10 % {ratio(shared)}; better on {p.better} devices"
     )
     return [("personal", text)]
 
@@ -510,8 +545,9 @@ def _attackers(s: RunSummary) -> list[tuple[str, str]]:
     benign = f"loss {ratio(a.loss_mean)} ± {ratio(a.loss_std)}"
     if s.task != "regression":
         benign = (
-            f"accuracy: mean {ratio(a.accuracy_mean)}, worst 10 % {ratio(a.accuracy_worst10)}, "
-            f"standard deviation {ratio(a.accuracy_std)}; {benign}"
+            f"accuracy: mean {ratio(a.accuracy_mean)}, worst 10 % {ratio(a.accuracy_worst10)}"
+            f"{noise_mark(a.noise.worst10_share) if a.noise else ''}, standard deviation "
+            f"{ratio(a.accuracy_std)}{_of_variance(a.noise)}; {benign}"
         )
     return [("malicious", text), ("benign", benign)]
 
@@ -525,6 +561,13 @@ def _context_check(s: RunSummary) -> list[tuple[str, str]]:
     if found.unjudged:
         text += f"; {found.unjudged} too short, or too little known, to show a false claim"
     return [("contexts", text)]
+
+
+def _of_variance(noise: SamplingNoise | None) -> str:
+    """Return the share of noise in the square of a standard deviation, as text to append."""
+    if noise is None or noise.variance_share is None:
+        return ""
+    return f" (noise {whole_percent(noise.variance_share)} of the variance)"
 
 
 def _queries(s: RunSummary) -> list[tuple[str, str]]:

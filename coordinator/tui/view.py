@@ -79,6 +79,8 @@ class DeviceView(Struct, frozen=True):
     accuracy: float | None = None
     auroc: float | None = None
     rmse: float | None = None
+    test_n: int = 0
+    """Examples of the test of these; 0 without one."""
     personal: float | None = None
     """Accuracy of its personal model, or its RMSE in regression; None if it has none."""
     last_context_s: float | None = None
@@ -514,10 +516,11 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
         }
     if update.metrics:  # a device without a score in the newest evaluation has none
         for name in devices:
-            changes[name] |= {"loss": None, "accuracy": None, "auroc": None, "rmse": None}
+            changes[name] |= dict.fromkeys(("loss", "accuracy", "auroc", "rmse")) | {"test_n": 0}
     for metric in update.device_metrics:
         scored = ("loss", "accuracy", "auroc", "rmse")
         changes[metric.device] |= {key: getattr(metric, key) for key in scored}
+        changes[metric.device]["test_n"] = metric.n
     for score in update.personal_scores:
         changes[score.device]["personal"] = quality_of(score)
     for context in update.telemetry:

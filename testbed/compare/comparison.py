@@ -38,6 +38,7 @@ from fairbed.testbed.compare.measures import (
     RunCurves,
     RunSize,
     Scale,
+    noise_warning,
 )
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
@@ -442,7 +443,10 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         horizon_s=horizon_s,
         confidence=CONFIDENCE,
         comparisons=sum(gap.p is not None for arm in arms for gap in arm.differences.values()),
-        warnings=_warnings(grid, arms, shown, has_training=has_training),
+        warnings=[
+            *_warnings(grid, arms, shown, has_training=has_training),
+            *noise_warning([cell.values for cell in done.all()]),
+        ],
         metrics=[
             MetricSummary(
                 key=m.key,

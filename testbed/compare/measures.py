@@ -3,7 +3,7 @@
 Virtual queues are computed for policies without queues, too: all arms have the same guarantee.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -13,7 +13,9 @@ from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
+from fairbed.coordinator.algorithms.sampling_noise import HALF, SamplingNoise
 from fairbed.coordinator.report.device_time import device_seconds
+from fairbed.coordinator.report.quality import MORE_EXAMPLES
 from fairbed.coordinator.report.quantities import (
     ERROR_MEAN,
     ERROR_MEDIAN,
@@ -184,6 +186,7 @@ ERROR = Quantity(0.0, None, "linear", _share_of_one_example)
 R_SQUARED = Quantity(None, 1.0, "linear", _one_example)
 LOG_UTILITY = Quantity(None, None, "linear", _one_example_of_one_device)
 COUNT = Quantity(0.0, None, "linear", lambda size, value: 1.0)
+NOISE_RATIO = Quantity(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
 NATS = Quantity(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
 
 
@@ -204,6 +207,53 @@ class Metric:
     """Digits after the decimal point."""
     quantity: Quantity
     """Range, scale and resolution."""
+
+
+def _without_noise(group: Group, key: str, of: str, short: str) -> tuple[Metric, ...]:
+    """Return worst 10 % and variance corrected for the noise of the test sets, and its shares."""
+    worst, variance = f"{of}worst 10 %", f"{of}variance"
+    return (
+        Metric(
+            f"{key}_worst10_shrunken",
+            group,
+            f"{worst}, shrunken",
+            f"{short}worst shr",
+            "",
+            "more",
+            3,
+            WORST_SHARE,
+        ),
+        Metric(
+            f"{key}_variance_corrected",
+            group,
+            f"{variance}, corrected",
+            f"{short}var cor",
+            "",
+            "less",
+            4,
+            VARIANCE,
+        ),
+        Metric(
+            f"{key}_worst10_noise",
+            group,
+            f"noise in {worst}",
+            f"{short}worst noise",
+            "",
+            None,
+            2,
+            NOISE_RATIO,
+        ),
+        Metric(
+            f"{key}_variance_noise",
+            group,
+            f"noise in {variance}",
+            f"{short}var noise",
+            "",
+            None,
+            2,
+            NOISE_RATIO,
+        ),
+    )
 
 
 METRICS = (
@@ -238,6 +288,7 @@ METRICS = (
     Metric("accuracy_pooled", "fairness", "accuracy by examples", "acc by n", "", "more", 3, SHARE),
     Metric("accuracy_gini", "fairness", "Gini of accuracy", "Gini", "", "less", 4, SHARE),
     Metric("accuracy_gap", "fairness", "accuracy parity gap", "gap", "", "less", 3, DEVICE_SHARE),
+    *_without_noise("fairness", "accuracy", "", ""),
     Metric(
         "weight_divergence",
         "fairness",
@@ -272,6 +323,7 @@ METRICS = (
         4,
         VARIANCE,
     ),
+    *_without_noise("personal", "personal_accuracy", "personal ", "p "),
     Metric("benign_accuracy_mean", "attack", "benign accuracy", "benign", "", "more", 3, SHARE),
     Metric(
         "benign_accuracy_worst10",
@@ -286,6 +338,7 @@ METRICS = (
     Metric(
         "benign_accuracy_variance", "attack", "benign variance", "b var", "", "less", 4, VARIANCE
     ),
+    *_without_noise("attack", "benign_accuracy", "benign ", "b "),
     Metric("benign_loss_mean", "attack", "benign loss", "b loss", "nats", "less", 3, ERROR),
     Metric(
         "malicious_selections",
@@ -394,6 +447,7 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_pooled": summary.accuracy.pooled,
         "accuracy_gini": summary.accuracy.gini,
         "accuracy_gap": summary.accuracy.gap,
+        **_noise_values("accuracy", summary.accuracy.noise),
         "auroc_mean": auroc.mean if auroc else None,
         "auroc_pooled": auroc.pooled if auroc else None,
         "rmse_mean": error.rmse_mean if error else None,
@@ -404,9 +458,11 @@ def measure(folder: Path) -> RunMeasures:
         "personal_accuracy_mean": personal.accuracy_mean if personal else None,
         "personal_accuracy_worst10": personal.accuracy_worst10 if personal else None,
         "personal_accuracy_variance": personal.accuracy_variance if personal else None,
+        **_noise_values("personal_accuracy", personal.noise if personal else None),
         "benign_accuracy_mean": attackers.accuracy_mean if attackers else None,
         "benign_accuracy_worst10": attackers.accuracy_worst10 if attackers else None,
         "benign_accuracy_variance": attackers.accuracy_variance if attackers else None,
+        **_noise_values("benign_accuracy", attackers.noise if attackers else None),
         "benign_loss_mean": attackers.loss_mean if attackers else None,
         "malicious_selections": attackers.selection_share if attackers else None,
         "malicious_weight": attackers.weight_share if attackers else None,
@@ -437,6 +493,8 @@ def _why_missing(key: str, summary: RunSummary) -> str:
         is_regression = summary.task == "regression"
         if key.startswith("accuracy") and is_regression:
             return "the task is regression"
+        if key.endswith(OF_NOISE):
+            return "fewer than two devices have held-out examples, or all accuracies are equal"
         if key == "accuracy_gini":
             return "every accuracy is 0"
         if key.startswith("auroc"):
@@ -465,6 +523,43 @@ _WHY_MISSING = {
     "privacy": "no local noise, or its accountant is not installed",
 }
 """Why a run lacks a metric, by its key or its group."""
+
+
+def _noise_values(key: str, noise: SamplingNoise | None) -> dict[str, float | None]:
+    """Return the values of the metrics of `_without_noise`."""
+    return {
+        f"{key}_worst10_shrunken": noise.worst10_shrunken if noise else None,
+        f"{key}_variance_corrected": noise.variance_corrected if noise else None,
+        f"{key}_worst10_noise": noise.worst10_share if noise else None,
+        f"{key}_variance_noise": noise.variance_share if noise else None,
+    }
+
+
+NOISE = "_noise"
+"""Ends the key of a share of noise; before it is the key of the metric."""
+OF_NOISE = ("_shrunken", "_corrected", NOISE)
+"""Ends of the keys of `_without_noise`."""
+
+
+def noise_warning(cells: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """Return a line about metrics that are mostly noise of the test sets, with what to do.
+
+    Args:
+        cells: Values of each finished cell.
+    """
+    parts = []
+    for metric in METRICS:
+        if metric.key.endswith(NOISE):
+            known = [x for cell in cells if (x := cell.get(metric.key)) is not None]
+            often = sum(x > HALF for x in known)
+            if often:
+                parts.append(f"{metric.key.removesuffix(NOISE)} in {often} of {len(known)} cells")
+    if not parts:
+        return []
+    return [
+        f"mostly noise of the test sets: {', '.join(parts)}; read the columns shrunken and "
+        f"corrected, or {MORE_EXAMPLES}"
+    ]
 
 
 def _least_rate(

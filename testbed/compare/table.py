@@ -31,6 +31,7 @@ HEADLINES = (
     "mape",
     "accuracy_mean",
     "accuracy_worst10",
+    "accuracy_worst10_shrunken",
     "auroc_mean",
     "rmse_mean",
     "rmse_worst10",

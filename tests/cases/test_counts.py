@@ -123,7 +123,7 @@ def of_report(reader: RunReader) -> Numbers:
         "timed": _after(text, r"median exchange \("),
         "lowest rate": _after(text, r"lowest rate \(0.15 guaranteed\)"),
         "accuracy": _after(text, "accuracy, mean over devices"),
-        "worst 10 %": _after(text, "accuracy, worst 10 %"),
+        "worst 10 %": _after(text, r"accuracy, worst 10 % \(noise \d+ %\)"),
         "Jain index": _after(text, "Jain index of the selections is"),
         "median round": _after(text, "A median round took"),
         "mean error": _after(text, "mean error") / 100,

@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.live_settings import Change, accepted_changes, mean_beta
-from fairbed.coordinator.report.quality import measure, spread_of
+from fairbed.coordinator.report.quality import measure, noise_mark, noise_of, spread_of
 from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.bars import gauge
@@ -230,6 +230,11 @@ class FairnessScreen(RunScreen):
             ),
             ("Jain index", "1 if all devices were selected equally often, 1 / N if only one was."),
             ("worst 10 %", "Mean over the tenth of the devices with the lowest accuracy."),
+            (
+                "noise",
+                "Share of its distance from the mean that identical devices would show, too: their "
+                "tests have few examples.",
+            ),
             ("Gini", "Inequality of the accuracies: 0 if all are equal."),
             ("sorted", "Devices from the lowest to the highest value."),
         )
@@ -272,9 +277,11 @@ def facts_text(view: RunView, shares: Sequence[Share]) -> str:
         m = view.metrics[-1]
         mean, worst10, best10, gap = map(ratio, spread_of(m))
         gini = "" if view.task == "regression" else f", Gini {ratio(m.accuracy_gini)}"
+        noise = noise_of((d.test_n, d.accuracy) for d in view.devices if d.test_n)
+        mark = noise_mark(noise.worst10_share) if noise else ""
         lines.append(
-            f"{measure(view.task)} {mean}, worst 10 % {worst10}, best 10 % {best10}, gap {gap}"
-            f"{gini}"
+            f"{measure(view.task)} {mean}, worst 10 % {worst10}{mark}, best 10 % {best10}, gap "
+            f"{gap}{gini}"
         )
     weighted = [share for share in shares if share.weight_ratio is not None]
     if weighted:

@@ -7,6 +7,7 @@ import pytest
 
 from fairbed.coordinator.report.findings import Finding, findings, read_round_time
 from fairbed.coordinator.report.html import read_page
+from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import AlertRow
 from tests.coordinator.store.fake_run import LATE_ROUND, VOID_ROUND, FakeRun, fake_run
@@ -85,9 +86,24 @@ def test_times_that_a_busy_machine_spoilt_are_named(
 
 
 def test_nothing_that_went_wrong_is_said_in_words(tmp_path: Path) -> None:
-    problems = read(fake_run(tmp_path / "short", rounds=3))["Problems"]
+    with RunReader(fake_run(tmp_path / "short", rounds=3)) as reader:
+        page = read_page(reader, has_figures=False)
+    s = msgspec.structs.replace(page.summary, evaluation_notes=[])
+    (problems,) = [x for x in findings(s, page.info.plan, page.time, []) if x.topic == "Problems"]
     assert not problems.is_bad
     assert problems.text.startswith("None:")
+
+
+def test_noise_of_the_test_sets_is_said_in_words(run: Path) -> None:
+    with RunReader(run) as reader:
+        noise = summarise_run(reader).accuracy.noise
+    assert noise is not None
+    found = read(run)
+    assert f"the worst tenth of identical devices would have {noise.worst10:.3f}" in (
+        found["Accuracy"].text
+    )
+    assert f"the worst tenth has {noise.worst10_shrunken:.3f} and the" in found["Accuracy"].text
+    assert "Mostly noise of the test sets: worst 10 % " in found["Problems"].text
 
 
 def test_a_rate_below_the_guarantee_is_bad_and_says_what_was_possible(run: Path) -> None:

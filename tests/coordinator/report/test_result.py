@@ -35,6 +35,7 @@ def test_the_slowest_device_is_named_with_its_longest_phase(tmp_path: Path) -> N
     assert lines["result"] == "done"
     assert lines["rounds"].startswith("12 of 12 in ")
     assert lines["accuracy"].startswith(f"{metric.accuracy_mean:.3f}, worst 10 % ")
+    assert lines["accuracy"].endswith(f" (noise {100 * (result.worst10_noise or 0.0):.0f} %)")
     assert lines["guarantee"].startswith("0.15 kept, lowest rate 0.")
     text = f"{slowest}: median exchange {median_s[slowest]:.2f} s ({n} of "
     assert lines["slowest"].startswith(text)

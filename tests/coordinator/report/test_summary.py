@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fairbed.coordinator.algorithms.sampling_noise import sampling_noise
 from fairbed.coordinator.report.quantities import Sample
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
@@ -214,19 +215,22 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     lines = summary_table(summary).splitlines()
     assert lines[0].split() == ["run", "run-1", "done"]
     assert "30 of 30 (1 void)" in lines[1]
-    assert lines[3].startswith("spread     standard deviation ")
-    assert "guarantee of 0.15 kept" in lines[6]
-    assert "(115 of 116 timed); 1 late" in lines[4]
-    assert lines[7].startswith("fairness   virtual queues: sum ")
-    assert lines[8] == "bound      rate >= beta - Z/T holds"
-    assert lines[9].startswith("merge      fedavg with weights n, ")
-    assert lines[10].startswith("weights    fedavg: 0.83 (phone-03) to 1.25 (")
-    assert lines[12] == "provenance fairbed 0.1.0 (git abc1234)"
-    assert lines[14].split()[:3] == ["device", "profile", "selected"]
-    assert len(lines) == 15 + 12
+    assert lines[3].startswith("spread     variance ")
+    assert lines[4].startswith("noise      identical devices would show worst 10 % 0.")
+    assert lines[5].startswith("corrected  worst 10 % 0.")
+    assert lines.pop(6).startswith("note       mostly noise of the test sets: ")
+    assert "(115 of 116 timed); 1 late" in lines[6]
+    assert "guarantee of 0.15 kept" in lines[8]
+    assert lines[9].startswith("fairness   virtual queues: sum ")
+    assert lines[10] == "bound      rate >= beta - Z/T holds"
+    assert lines[11].startswith("merge      fedavg with weights n, ")
+    assert lines[12].startswith("weights    fedavg: 0.83 (phone-03) to 1.25 (")
+    assert lines[14] == "provenance fairbed 0.1.0 (git abc1234)"
+    assert lines[16].split()[:3] == ["device", "profile", "selected"]
+    assert len(lines) == 17 + 12
     row = next(line.split() for line in lines if line.startswith("phone-03"))
     assert row[1:4] == ["phone-mid", str(summary.selected["phone-03"]), "0.300"]
-    assert all(len(line) < 120 for line in lines)
+    assert all(len(line) < 150 for line in lines)
 
 
 def test_the_table_of_a_large_fleet_is_cut(tmp_path: Path) -> None:
@@ -310,7 +314,50 @@ def test_metrics_that_the_store_lacks_come_from_the_rows_of_the_devices(
     worst = min(rows, key=lambda row: row.accuracy or 0.0)
     assert summary.accuracy.worst10_pooled == round(40 * (worst.accuracy or 0.0)) / 40
     assert summary.accuracy.std == pytest.approx((summary.accuracy.variance or 0.0) ** 0.5)
-    assert summary.evaluation_notes == []
+    (note,) = summary.evaluation_notes
+    assert note.startswith("mostly noise of the test sets: ")
+
+
+def test_the_noise_of_the_tests_stands_beside_worst_best_and_variance(
+    summary: RunSummary, reader: RunReader
+) -> None:
+    rows, noise, a = reader.device_metrics(), summary.accuracy.noise, summary.accuracy
+    assert noise is not None
+    counts = np.array([(row.n, round((row.accuracy or 0.0) * row.n)) for row in rows])
+    assert noise == sampling_noise(*counts.T)
+    shares = {name: f"{100 * (share or 0.0):.0f} %" for name, share in noise.shares.items()}
+    text = summary_table(summary)
+    assert f"worst 10 % {a.worst10:.3f} (noise {shares['worst 10 %']}), " in text
+    assert f"best 10 % {a.best10:.3f} (noise {shares['best 10 %']}), " in text
+    assert f"variance {a.variance:.4f} (noise {shares['variance']}), " in text
+    assert f"worst 10 % {noise.worst10:.3f} ± {noise.worst10_std:.3f}, best" in text
+    assert f"corrected  worst 10 % {noise.worst10_shrunken:.3f} (shrunken), " in text
+    shown = msgspec.json.decode(msgspec.json.encode(summary))["accuracy"]["noise"]
+    assert shown["variance_corrected"] == noise.variance_corrected
+    assert shown["worst10_share"] == noise.worst10_share
+
+
+def test_many_test_examples_give_no_warning(tmp_path: Path) -> None:
+    s = evaluated(tmp_path / "r", lambda row: replace(row, n=100_000))
+    assert s.evaluation_notes == []
+    assert s.accuracy.noise is not None
+    assert s.accuracy.noise.mostly_noise == {}
+    assert "; 100000 test examples per device\n" in summary_table(s)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_accuracies_at_an_end_have_unknown_noise(tmp_path: Path, accuracy: float) -> None:
+    s = evaluated(tmp_path / "r", lambda row: replace(row, accuracy=accuracy))
+    assert f"noise      of the test sets: not known, every accuracy is {accuracy:g}" in (
+        summary_table(s).splitlines()
+    )
+    assert not any("mostly noise" in note for note in s.evaluation_notes)
+
+
+def test_one_device_has_no_noise_of_a_spread(tmp_path: Path) -> None:
+    s = evaluated(tmp_path / "r", lambda row: row if row.device == "phone-03" else None)
+    assert s.accuracy.noise is None
+    assert "noise      of the test sets: not known, a spread needs two devices" in summary_table(s)
 
 
 def test_what_an_evaluation_could_not_measure_is_one_line_each(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Screen of fairness."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,21 @@ def test_accuracies_are_sorted(view: RunView) -> None:
 def test_without_a_round_there_are_no_shares(view: RunView) -> None:
     assert shares_of(RunView(), NOTHING) == ()
     assert facts_text(RunView(), ()) == "no round yet"
+
+
+def test_the_worst_tenth_has_its_share_of_noise_beside_it(view: RunView) -> None:
+    """As the summary; with many examples per test there is little."""
+
+    def noise(view: RunView) -> int:
+        found = re.search(
+            r"worst 10 % 0\.\d+ \(noise (\d+) %\)", facts_text(view, shares_of(view, NOTHING))
+        )
+        assert found is not None
+        return int(found[1])
+
+    assert {device.test_n for device in view.devices} == {40}
+    many = [structs.replace(device, test_n=100_000) for device in view.devices]
+    assert noise(view) > 50 > 5 > noise(replace(view, devices=tuple(many)))
 
 
 @pytest.mark.anyio

@@ -17,7 +17,7 @@ from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import Comparison, MetricSummary
 from fairbed.testbed.compare.differences import Difference, Estimate
 from fairbed.testbed.compare.grid import load_grid
-from fairbed.testbed.compare.measures import METRICS
+from fairbed.testbed.compare.measures import MACHINE_TIME, METRICS
 from fairbed.testbed.compare.report import escaped, tex
 from fairbed.testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, shown_number
 from tests.testbed.compare.results import (
@@ -110,6 +110,40 @@ def test_a_metric_that_only_describes_is_shown_and_not_tested(tmp_path: Path) ->
     assert "KL of n, nats" in plain(found)
 
 
+def test_metrics_that_are_mostly_noise_are_one_line_with_the_number_of_cells(
+    tmp_path: Path,
+) -> None:
+    """Shares are shown beside the corrected numbers, and not tested."""
+
+    def make(arm: str, seed: int) -> CellResult:
+        share = 0.9 if arm == FAST or seed == 0 else 0.3
+        return result(
+            arm,
+            seed,
+            accuracy_worst10_shrunken=0.8 + 0.01 * seed,
+            accuracy_worst10_noise=share,
+            accuracy_variance_noise=0.5,
+            benign_accuracy_variance_noise=None if arm == FAST else 0.8,
+        )
+
+    grid = grid_of(tmp_path, seeds=5)
+    found = compared(grid, results(grid, make))
+    (line,) = [text for text in found.warnings if "noise" in text]
+    others = len(grid.arms) - 1
+    assert line.startswith(
+        f"mostly noise of the test sets: accuracy_worst10 in {5 + others} of {5 * len(grid.arms)} "
+        f"cells, benign_accuracy_variance in {5 * others} of {5 * others} cells; read the columns "
+        "shrunken and corrected, or give devices more test examples (data.test_fraction, "
+    )
+    fast = next(arm for arm in found.arms if arm.name == FAST)
+    assert fast.values["accuracy_worst10_noise"].mean == pytest.approx(0.9)
+    assert "accuracy_worst10_noise" not in fast.differences
+    assert "accuracy_worst10_shrunken" in fast.differences
+    assert "worst 10 %, shrunken (more is better)" in plain(found)
+    quiet = compared(grid, results(grid, lambda arm, seed: result(arm, seed)))
+    assert not any("noise" in text for text in quiet.warnings)
+
+
 def noise(dice: np.random.Generator, *, effect_s: float = 0.0) -> Callable[[str, int], CellResult]:
     """Return cells of equal arms: every metric is noise, half of it common to all metrics."""
 
@@ -126,11 +160,12 @@ def noise(dice: np.random.Generator, *, effect_s: float = 0.0) -> Callable[[str,
 def test_of_grids_of_equal_arms_five_percent_have_a_verdict(tmp_path: Path) -> None:
     """Without the correction a third of them and more would have one, over metrics and arms."""
     grid, dice = grid_of(tmp_path, seeds=5), np.random.default_rng(14)
+    tested = [metric.key for metric in METRICS if metric.better and metric.key != MACHINE_TIME]
     n_grids, naive, wrong = 800, 0, 0  # sd of the share: 0.008
     for _ in range(n_grids):
         found = compared(grid, results(grid, noise(dice)))
         gaps = [gap for arm in found.arms for gap in arm.differences.values()]
-        assert found.comparisons == len(gaps) == 2 * (len(METRICS) - 3 + 3)
+        assert found.comparisons == len(gaps) == 2 * (len(tested) + 3)  # budgets
         naive += any(gap.p is not None and gap.p <= 0.05 for gap in gaps)
         wrong += any(gap.judgement != "unclear" for gap in gaps)
     assert naive / n_grids > 0.33
@@ -323,13 +358,13 @@ def test_a_metric_that_some_seeds_lack_has_its_own_n_and_no_verdict(tmp_path: Pa
     assert fast.differences["mape"].judgement == "no verdict"
     assert (
         fast.differences["mape"].reason
-        == f"MAPE is undefined in 4 of 10 seeds of {FAST} (a reason)"
+        == f"mean error of predictions is undefined in 4 of 10 seeds of {FAST} (a reason)"
     )
     assert fast.differences["virtual_s"].judgement == "better"
     assert faster.differences["mape"].judgement == "unclear"
     assert fast.missing["mape"].seeds == [0, 1, 2, 3]
     text = plain(some)
-    assert f"Undefined: MAPE: 4 of 10 seeds of {FAST} (a reason)." in text
+    assert f"Undefined: mean error of predictions: 4 of 10 seeds of {FAST} (a reason)." in text
     (row,) = [line for line in text.splitlines() if line.split()[:2] == [FAST, "0.207"]]
     assert row.split()[4:5] == ["6/10"]
 

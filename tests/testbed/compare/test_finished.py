@@ -171,10 +171,10 @@ def test_the_page_has_the_seeds_of_a_metric_that_some_runs_lack(make: Make) -> N
         connection.commit()
     page = side_by_side(folders)
     rows = {str(row[0]): row for row in page.tables[0].rows}
-    _, own, other, gap = rows["MAPE"]
+    _, own, other, gap = rows["mean error of predictions"]
     assert "n=" not in str(own)
     assert str(other).endswith(" n=1/2")
     assert isinstance(gap, HtmlCell)
     assert gap.text.endswith(" n=1 no verdict")
-    (note,) = [line for line in page.notes if line.startswith("Undefined: MAPE")]
+    (note,) = [line for line in page.notes if line.startswith("Undefined: mean error of predictions")]
     assert "1 of 2 seeds of policy-uniform (too few timed exchanges with a prediction)" in note

@@ -122,7 +122,7 @@ def test_a_grid_chooses_the_metrics_of_the_table(tmp_path: Path) -> None:
     chosen = compared(own, results(own, cell))
     assert chosen.report == ["virtual_s", "jain", "queue_mean_total"], "the primary one is first"
     (head,) = [line for line in tex(chosen).splitlines() if "$^{*}$ &" in line]
-    assert head == r" & total time, s$^{*}$ & Jain & mean queue total \\"
+    assert head == r" & total time, s$^{*}$ & Jain & virtual queues: mean sum \\"
     default = grid_of(tmp_path)
     assert compared(default, results(default, cell)).report == ["virtual_s", "min_rate_selected"]
 
