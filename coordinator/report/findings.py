@@ -11,7 +11,12 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.report.quality import spread_of
 from fairbed.coordinator.report.quantities import clock, energy, percent, ratio, seconds, size
 from fairbed.coordinator.report.summary_schema import DeviceSummary, Errors, RunSummary
-from fairbed.coordinator.report.summary_table import alert_lines, counted_rate, is_kept
+from fairbed.coordinator.report.summary_table import (
+    alert_lines,
+    attack_counts,
+    counted_rate,
+    is_kept,
+)
 from fairbed.coordinator.store.reader import LIVE, TIMED_PHASES, ExperimentExcerpt, RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, MetricRow, RoundRow
 
@@ -423,10 +428,9 @@ def _problems(s: RunSummary) -> list[Finding]:
 
 def _attacks(s: RunSummary) -> list[str]:
     a = s.attackers
-    if a is None:
+    if a is None or not a.kinds:
         return []
-    kinds = " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items()))
     return [
-        f"Malicious devices: {kinds}, with {percent(a.weight_share)} of the weight; the accuracy "
-        f"on benign devices is {ratio(a.accuracy_mean)}."
+        f"Malicious devices: {attack_counts(a)}, with {percent(a.weight_share)} of the weight; the "
+        f"accuracy on benign devices is {ratio(a.accuracy_mean)}."
     ]

@@ -662,7 +662,11 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
         (True, HtmlColumn("device", "text"), lambda d: d.name),
         (len({d.kind for d in fleet}) > 1, HtmlColumn("kind", "text"), lambda d: d.kind),
         (True, HtmlColumn("profile", "text"), lambda d: d.profile or MISSING),
-        (s.attackers is not None, HtmlColumn("malicious", "text"), lambda d: d.malicious or ""),
+        (
+            any(d.malicious for d in fleet),
+            HtmlColumn("malicious", "text"),
+            lambda d: d.malicious or "",
+        ),
         (True, HtmlColumn("examples", title="Training examples"), lambda d: _count(d.n_k)),
         (True, HtmlColumn("selected", title="Rounds"), lambda d: _count(d.selected)),
         (

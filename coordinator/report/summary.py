@@ -157,6 +157,9 @@ def summarise_run(
         fleet_stats = reader.fleet_stats()
         fairness = fairness_of(reader, counts)
 
+    is_revealed = reveals or info.status not in LIVE
+    is_listed = fleet_stats is None  # a row for each device, malicious or not
+    is_study = is_listed and any(group.malicious is not None for group in info.plan.fleet)
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     privacy = privacy_summary(plan, releases.values())
     fleet, valid_of, weight_ratios = [], exchanges.valid_of(), _weight_ratios(exchanges)
@@ -237,7 +240,7 @@ def summarise_run(
         weights=_weights(exchanges, weight_ratios),
         defence=_defence(exchanges, left_out),
         attackers=_attackers(malicious, counts, exchanges, list(device_metrics.values()))
-        if malicious
+        if malicious or (is_study and is_revealed)
         else None,
         personal=_personal(
             [row for row in personal.values() if row.device not in malicious],
@@ -608,7 +611,10 @@ def _attackers(
     table: _Table,
     metrics: Sequence[DeviceMetricRow],
 ) -> Attackers:
-    """Return the malicious devices, by name and kind, and the metrics of the others."""
+    """Return the malicious devices, by name and kind, and the metrics of the others.
+
+    Without a malicious device all devices are benign.
+    """
     benign = [row for row in metrics if row.device not in malicious and row.n > 0]
     found, loss = _accuracies_of(benign), _losses_of(benign)
     is_theirs = np.isin(table.device.astype(str), list(malicious))

@@ -180,7 +180,8 @@ class Attackers(Struct, frozen=True, kw_only=True):
     """
 
     kinds: dict[str, int]
-    """Number of malicious devices by kind."""
+    """Number of malicious devices by kind; empty if `[fleet.malicious]` makes no device so: then
+    all devices are benign."""
     accuracy_mean: float | None
     accuracy_worst10: float | None
     """Unweighted mean of the max(1, int(0.1 n)) lowest."""
@@ -492,7 +493,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     weights: MergeWeights
     defence: DefenceSummary
     attackers: Attackers | None
-    """Null without malicious devices, and while the run is live unless they are revealed."""
+    """Null without `[fleet.malicious]`, and while the run is live unless they are revealed."""
     personal: PersonalSummary | None
     """Null without a score of a personal model."""
     energy: EnergySummary | None

@@ -17,6 +17,7 @@ from fairbed.coordinator.report.quantities import (
 )
 from fairbed.coordinator.report.summary_schema import (
     AlertSummary,
+    Attackers,
     DeviceSummary,
     ExchangeSummary,
     Fairness,
@@ -418,12 +419,17 @@ def _personal(s: RunSummary) -> list[tuple[str, str]]:
     return [("personal", text)]
 
 
+def attack_counts(a: Attackers) -> str:
+    """Return the number of malicious devices of each kind, in words."""
+    return " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items())) or "none"
+
+
 def _attackers(s: RunSummary) -> list[tuple[str, str]]:
     """Return a line about the malicious devices and one about the benign ones, if it is known."""
     a = s.attackers
     if a is None:
         return []
-    kinds = " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items()))
+    kinds = attack_counts(a)
     defence = (
         f"; {a.left_out} of their {a.aggregated} updates left out" if s.defence.left_out else ""
     )
@@ -496,7 +502,7 @@ def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     columns += others
     columns += [_AUROC] if summary.auroc is not None else []
     columns += [_ENERGY] if summary.energy is not None else []
-    columns += [_MALICIOUS] if summary.attackers is not None else []
+    columns += [_MALICIOUS] if summary.attackers is not None and summary.attackers.kinds else []
     lines = table_lines(columns, listed, width)
     if summary.devices > MAX_DEVICES:
         lines.append(f"and {summary.devices - MAX_DEVICES} more devices")

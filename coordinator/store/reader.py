@@ -115,10 +115,17 @@ class PlannedPersonalisation(Struct, frozen=True, kw_only=True):
     method: str = "none"
 
 
+class PlannedAttack(Struct, frozen=True, kw_only=True):
+    """The part of a `[fleet.malicious]` that is shown."""
+
+    kind: str = ""
+
+
 class PlannedFleet(Struct, frozen=True, kw_only=True):
     """The part of a `[[fleet]]` that is shown."""
 
     physical: tuple[str, ...] = ()
+    malicious: PlannedAttack | None = None
 
 
 class PlannedReplay(Struct, frozen=True, kw_only=True):

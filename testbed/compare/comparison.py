@@ -19,6 +19,7 @@ from fairbed.testbed.compare.measures import (
     FINAL_ERROR,
     MACHINE_TIME,
     METRICS,
+    UNDER_ATTACK,
     UPDATES,
     Metric,
     RunCurves,
@@ -307,6 +308,10 @@ def _collect(grid: Grid, results: Sequence[CellResult]) -> _FinishedCells:
         if result.outcome.measured is not None:
             values[result.arm][result.seed] = dict(result.outcome.measured.values)
             curves[result.arm][result.seed] = result.outcome.measured.curves
+    runs = [result.outcome.measured for result in results if result.outcome.measured is not None]
+    if not any(run.has_attack for run in runs):
+        for cell in (cell for arm in values.values() for cell in arm.values()):
+            cell |= dict.fromkeys(UNDER_ATTACK)
     return _FinishedCells(values, curves)
 
 

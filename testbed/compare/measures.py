@@ -15,8 +15,9 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_schema import RunSummary
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.reader import SelectionCounts
+from fairbed.coordinator.store.reader import LIVE, SelectionCounts
 from fairbed.coordinator.store.tables import MetricRow, RoundRow, SelectionRow
 
 MAX_ENTRIES = 50_000_000
@@ -172,7 +173,7 @@ UPDATES = "updates"
 PERSONAL = tuple(metric.key for metric in METRICS if metric.group == "personal")
 """Metrics of runs whose devices train personal models."""
 UNDER_ATTACK = tuple(metric.key for metric in METRICS if metric.group == "attack")
-"""Metrics of runs with malicious devices."""
+"""Metrics of a comparison in which an experiment has `[fleet.malicious]`."""
 UNDER_ATTACK_IF_TRAINED = tuple(key for key in UNDER_ATTACK if key != "malicious_selections")
 """Those that need training."""
 
@@ -208,6 +209,8 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     values: dict[str, float | None]
     """Values by the keys of `METRICS`; None is unknown."""
     curves: RunCurves
+    has_attack: bool = False
+    """Whether its experiment has `[fleet.malicious]`, which may make no device malicious."""
 
 
 def measure(folder: Path) -> RunMeasures:
@@ -221,7 +224,7 @@ def measure(folder: Path) -> RunMeasures:
         rounds, counts = reader.rounds(), reader.selection_counts()
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
-    attackers, personal, energy = summary.attackers, summary.personal, summary.energy
+    personal, energy = summary.personal, summary.energy
     privacy, auroc, error = summary.privacy, summary.auroc, summary.error
     values = {
         "virtual_s": summary.virtual_s,
@@ -254,16 +257,35 @@ def measure(folder: Path) -> RunMeasures:
         "personal_accuracy_mean": personal.accuracy_mean if personal else None,
         "personal_accuracy_worst10": personal.accuracy_worst10 if personal else None,
         "personal_accuracy_variance": personal.accuracy_variance if personal else None,
-        "benign_accuracy_mean": attackers.accuracy_mean if attackers else None,
-        "benign_accuracy_worst10": attackers.accuracy_worst10 if attackers else None,
-        "benign_accuracy_variance": attackers.accuracy_variance if attackers else None,
-        "benign_loss_mean": attackers.loss_mean if attackers else None,
-        "malicious_selections": attackers.selection_share if attackers else None,
-        "malicious_weight": attackers.weight_share if attackers else None,
+        **_under_attack(summary),
         "epsilon_max": privacy.epsilon_max if privacy else None,
     }
     curves = _curves(rounds, device_s, queues, evaluations)
-    return RunMeasures(values=values, curves=curves)
+    return RunMeasures(values=values, curves=curves, has_attack=summary.attackers is not None)
+
+
+def _under_attack(summary: RunSummary) -> dict[str, float | None]:
+    """Return the metrics of benign and malicious devices; all devices are benign without attack."""
+    found = summary.attackers
+    if found is not None:
+        return {
+            "benign_accuracy_mean": found.accuracy_mean,
+            "benign_accuracy_worst10": found.accuracy_worst10,
+            "benign_accuracy_variance": found.accuracy_variance,
+            "benign_loss_mean": found.loss_mean,
+            "malicious_selections": found.selection_share,
+            "malicious_weight": found.weight_share,
+        }
+    if summary.status in LIVE:  # its malicious devices are not revealed
+        return dict.fromkeys(UNDER_ATTACK)
+    return {
+        "benign_accuracy_mean": summary.accuracy.mean,
+        "benign_accuracy_worst10": summary.accuracy.worst10,
+        "benign_accuracy_variance": summary.accuracy.variance,
+        "benign_loss_mean": summary.loss.mean,
+        "malicious_selections": 0.0 if any(summary.selected.values()) else None,
+        "malicious_weight": None if summary.weights.divergence is None else 0.0,
+    }
 
 
 def _least_rate(

@@ -39,7 +39,7 @@ def result(
     known: dict[str, float | None] = {metric.key: None for metric in METRICS}
     known["virtual_s"] = round_s * EVALUATIONS
     known |= values
-    measured = RunMeasures(values=known, curves=run)
+    measured = RunMeasures(values=known, curves=run, has_attack=True)
     return CellResult(
         arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", outcome=CellOutcome(measured=measured)
     )
