@@ -52,6 +52,7 @@ from fairbed.coordinator.report.summary_schema import (
     Queues,
     RoundTimes,
     RunSummary,
+    RunWarning,
     Utility,
 )
 from fairbed.coordinator.report.summary_table import summary_table
@@ -65,6 +66,7 @@ from fairbed.coordinator.store.reader import (
 )
 from fairbed.coordinator.store.store import Provenance
 from fairbed.coordinator.store.tables import (
+    AlertRow,
     CommandRow,
     DeviceMetricRow,
     DeviceRow,
@@ -140,7 +142,7 @@ def summarise_run(
         truths = {truth.name: truth for truth in reader.truths()}
         counts = {count.device: count for count in reader.selection_counts()}
         commands = reader.commands()
-        alerts = reader.alerts()
+        alerts, warned = reader.alerts(), reader.warnings()
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
@@ -200,6 +202,8 @@ def summarise_run(
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
+    exchange = _exchanges(exchanges)
+    notes = _evaluation_notes([row.name for row in devices], device_metrics, metrics, test_bytes)
     return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
@@ -218,6 +222,7 @@ def summarise_run(
             AlertSummary(kind=row.kind, begin_s=row.begin_s, end_s=row.end_s, text=row.text)
             for row in alerts
         ],
+        warnings=_warnings(warned, alerts, exchange, notes),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -229,10 +234,8 @@ def summarise_run(
         aggregated={row.name: row.aggregated for row in fleet},
         task=info.row.task,
         **_model(metrics[-1] if metrics else None, list(device_metrics.values()), reader.plan),
-        evaluation_notes=_evaluation_notes(
-            [row.name for row in devices], device_metrics, metrics, test_bytes
-        ),
-        exchange=_exchanges(exchanges),
+        evaluation_notes=notes,
+        exchange=exchange,
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds),
         loss_queries=_loss_queries(queries, rounds),
@@ -372,6 +375,30 @@ def _utility(losses: Floats, M: float) -> Utility:
         log_product=found.log_product,
         least=found.least,
     )
+
+
+def _warnings(
+    events: Mapping[str, tuple[int, str]],
+    alerts: Sequence[AlertRow],
+    exchange: ExchangeSummary,
+    notes: Sequence[str],
+) -> list[RunWarning]:
+    """Return the warnings about the run as a whole, by kind.
+
+    A new kind needs no line here: every event of level `warning` or `error` without a device
+    counts, every alert, and every note of the latest evaluation.
+    """
+    found = dict(events)
+    for kind in {row.kind for row in alerts}:
+        own = [row.text for row in alerts if row.kind == kind]
+        found.setdefault(kind, (len(own), own[0]))
+    if exchange.invalid:
+        busy = f", {exchange.contended} because this machine was busy" if exchange.contended else ""
+        text = f"{exchange.invalid} of {exchange.count} exchange times do not count{busy}"
+        found["untimed"] = (exchange.invalid, text)
+    if notes:
+        found["evaluation"] = (len(notes), notes[0])
+    return [RunWarning(kind=kind, count=n, text=text) for kind, (n, text) in sorted(found.items())]
 
 
 def _evaluation_notes(

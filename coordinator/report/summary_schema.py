@@ -433,6 +433,17 @@ class AlertSummary(Struct, frozen=True, kw_only=True):
     text: str
 
 
+class RunWarning(Struct, frozen=True, kw_only=True):
+    """A kind of warning about a run as a whole, which a reader of its numbers needs."""
+
+    kind: str
+    """Kind of its events or of its alert; `untimed` and `evaluation` follow from the summary."""
+    count: int
+    """Events, alerts or notes of this kind."""
+    text: str
+    """The first of them."""
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
@@ -458,6 +469,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Commands of operators that changed the run, oldest first."""
     alerts: list[AlertSummary]
     """The newest hundred, oldest first."""
+    warnings: list[RunWarning]
+    """One per kind, by name: all warnings that are not about single devices. `fairbed compare`
+    prints each with the number of runs."""
     clock: str
     """real, or virtual for a replay."""
     costs_from: str | None

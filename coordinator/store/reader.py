@@ -933,6 +933,14 @@ class RunReader:
         rows = self._numbered(EventRow, tail, (since_id, until_id, limit))
         return rows[::-1] if from_end else rows
 
+    def warnings(self) -> dict[str, tuple[int, str]]:
+        """Return number and first text of the warnings and errors about no device, by kind."""
+        found = self._query(
+            "SELECT kind, count(*), text, min(id) FROM event "
+            "WHERE level != 'info' AND device IS NULL GROUP BY kind ORDER BY kind"
+        )
+        return {str(kind): (int(count), str(text)) for kind, count, text, _ in found}
+
     def alerts(self, limit: int = 100) -> list[AlertRow]:
         """Return the newest `limit` alerts, oldest first."""
         return self._select(AlertRow, "ORDER BY begin_s DESC LIMIT ?", (limit,))[::-1]

@@ -24,6 +24,7 @@ from fairbed.testbed.compare.measures import (
     Metric,
     RunCurves,
 )
+from fairbed.testbed.compare.run_warnings import warnings_of_runs
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
     LEAST_SEEDS_TO_JUDGE,
@@ -274,7 +275,10 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         horizon_s=horizon_s,
         confidence=CONFIDENCE,
         comparisons=sum(gap.p is not None for arm in arms for gap in arm.differences.values()),
-        warnings=_warnings(grid, arms, shown, has_training=has_training),
+        warnings=[
+            *_warnings(grid, arms, shown, has_training=has_training),
+            *warnings_of_runs(results),
+        ],
         metrics=[
             MetricSummary(
                 key=m.key,

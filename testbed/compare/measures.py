@@ -209,6 +209,8 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     values: dict[str, float | None]
     """Values by the keys of `METRICS`; None is unknown."""
     curves: RunCurves
+    warnings: dict[str, str] = {}
+    """First text of each kind of warning of the run (`RunSummary.warnings`)."""
     has_attack: bool = False
     """Whether its experiment has `[fleet.malicious]`, which may make no device malicious."""
 
@@ -261,7 +263,12 @@ def measure(folder: Path) -> RunMeasures:
         "epsilon_max": privacy.epsilon_max if privacy else None,
     }
     curves = _curves(rounds, device_s, queues, evaluations)
-    return RunMeasures(values=values, curves=curves, has_attack=summary.attackers is not None)
+    return RunMeasures(
+        values=values,
+        curves=curves,
+        warnings={warning.kind: warning.text for warning in summary.warnings},
+        has_attack=summary.attackers is not None,
+    )
 
 
 def _under_attack(summary: RunSummary) -> dict[str, float | None]:

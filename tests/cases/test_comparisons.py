@@ -85,3 +85,54 @@ def test_runs_without_any_attack_have_no_metrics_of_one(folder: Path) -> None:
     keys = {metric["key"] for metric in found["metrics"]}
     assert "accuracy_mean" in keys
     assert not any("benign" in key or "malicious" in key for key in keys)
+
+
+WEIGHTED = """
+name = "weighted"
+rounds = 3
+[data]
+dataset = "digits"
+max_examples = 400
+[model]
+name = "softmax"
+[aggregation]
+rule = "corefed"
+M = 1.0
+[selection]
+policy = "uniform"
+per_round = 4
+[[fleet]]
+profile = "raspberry-pi-4b"
+count = 8
+"""
+
+TWICE = """
+experiment = "weighted.toml"
+seeds = 2
+[[arm]]
+name = "plain"
+[[arm]]
+name = "twice"
+set = { "selection.policy" = "weighted", "aggregation.weights" = "n", "aggregation.M" = 30.0 }
+"""
+
+
+def test_warnings_of_runs_reach_the_comparison_with_their_number(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "weighted.toml").write_text(WEIGHTED)
+    (folder / "grid.toml").write_text(TWICE)
+    assert main(["compare", "grid.toml", "--no-figures", "--jobs", "1"]) == 0
+    printed = capsys.readouterr().out
+    (losses,) = [line for line in printed.splitlines() if line.startswith("warning: losses ")]
+    (twice,) = [line for line in printed.splitlines() if line.startswith("warning: counted-twice ")]
+    assert losses.startswith("warning: losses in 2 of 4 runs (plain): ")
+    assert twice.startswith("warning: counted-twice in 2 of 4 runs (twice): ")
+    out = folder / "comparisons" / "grid"
+    found = json.loads((out / "compare.json").read_bytes())["warnings"]
+    assert losses.removeprefix("warning: ") in found
+    runs = [str(out / "runs" / arm / "0") for arm in ("plain", "twice")]
+    assert main(["report", *runs, "--out", "page.html", "--no-figures"]) == 0
+    page = (folder / "page.html").read_text()
+    assert "losses in 1 of 2 runs" in page
+    assert "counted-twice in 1 of 2 runs" in page
