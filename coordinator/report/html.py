@@ -58,6 +58,7 @@ from fairbed.coordinator.report.summary_table import (
     calibrated,
     counted_rate,
     is_kept,
+    own_inputs,
 )
 from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader
 from fairbed.coordinator.store.tables import AlertRow, CommandRow, EventRow, ExchangeRow, MetricRow
@@ -509,6 +510,7 @@ def _what(run: RunPage) -> Markup:
         ("calibration", "" if p.calibration is None else calibrated(p.calibration)),
         ("data set", f"sha256 {p.data_sha256}" if p.data_sha256 else ""),
         ("partition", f"sha256 {p.partition_sha256}" if p.partition_sha256 else ""),
+        *((name, f"sha256 {value}") for name, value in own_inputs(p).items()),
         ("experiment hash", f"sha256 {row.config_hash}" if row.config_hash else ""),
     ]
     table = tag(

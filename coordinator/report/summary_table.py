@@ -36,6 +36,9 @@ LABEL_WIDTH = 11
 HASH_DIGITS = 8
 """Printed digits of a commit or a hash."""
 
+MAX_INPUTS = 8
+"""Maximum number of inputs listed with their hash."""
+
 NOTABLE_SHARE = 0.001
 """Smallest share of the exchange times in no phase that is printed."""
 
@@ -217,7 +220,16 @@ def _provenance(p: Provenance) -> list[tuple[str, str]]:
     if p.experiment_revision and p.experiment_revision != p.git_revision:
         found.append(f"experiment git {_short(p.experiment_revision)}")
     pairs += [("data", ", ".join(found))] if found else []
+    own = [f"{name} {value[:HASH_DIGITS]}" for name, value in own_inputs(p).items()]
+    more = [f"and {len(own) - MAX_INPUTS} more"] if len(own) > MAX_INPUTS else []
+    pairs += [("inputs", ", ".join([*own[:MAX_INPUTS], *more]))] if own else []
     return pairs if p.calibration is None else [*pairs, ("host", calibrated(p.calibration))]
+
+
+def own_inputs(p: Provenance) -> dict[str, str]:
+    """Return the hashes of the inputs besides Fairbed and the data set, by name."""
+    others = (name for name in p.inputs if name != "fairbed" and not name.startswith("data "))
+    return {name: p.inputs[name] for name in others}
 
 
 def calibrated(c: Calibration) -> str:

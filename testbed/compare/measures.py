@@ -16,7 +16,7 @@ from fairbed.coordinator.algorithms.fairness import selection_rates
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
-from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store import Provenance, RunReader
 from fairbed.coordinator.store.reader import LIVE, SelectionCounts
 from fairbed.coordinator.store.tables import MetricRow, RoundRow, SelectionRow
 
@@ -211,6 +211,8 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     curves: RunCurves
     warnings: dict[str, str] = {}
     """First text of each kind of warning of the run (`RunSummary.warnings`)."""
+    inputs: dict[str, str] = {}
+    """Hash of each input (`testbed.inputs`), and versions of packages."""
     has_attack: bool = False
     """Whether its experiment has `[fleet.malicious]`, which may make no device malicious."""
 
@@ -267,8 +269,14 @@ def measure(folder: Path) -> RunMeasures:
         values=values,
         curves=curves,
         warnings={warning.kind: warning.text for warning in summary.warnings},
+        inputs=inputs_in(summary.provenance),
         has_attack=summary.attackers is not None,
     )
+
+
+def inputs_in(provenance: Provenance) -> dict[str, str]:
+    """Return the inputs of a run, and the versions of packages."""
+    return provenance.packages | provenance.inputs
 
 
 def _under_attack(summary: RunSummary) -> dict[str, float | None]:

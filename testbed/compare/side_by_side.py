@@ -15,7 +15,8 @@ from fairbed.testbed.compare.comparison import (
     Difference,
     MetricSummary,
 )
-from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs
+from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs, recorded
+from fairbed.testbed.compare.run_warnings import differing_inputs
 from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE
 from fairbed.testbed.compare.table import heading_of, number, with_interval
 from fairbed.testbed.experiment.file import ExperimentError
@@ -55,7 +56,8 @@ def side_by_side(folders: Sequence[Path]) -> RunComparison:
     try:
         found = as_grid(runs)
     except ExperimentError as exc:
-        return RunComparison(name_arms(runs), [], [], [f"No differences were tested: {exc}."])
+        notes = [f"No differences were tested: {exc}.", *differing_inputs(recorded(folders))]
+        return RunComparison(name_arms(runs), [], [], notes)
     comparison = found.compare()
     return RunComparison(
         arms=found.arms,
