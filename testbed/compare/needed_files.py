@@ -96,7 +96,7 @@ class GridInputs:
     def checked(self, result: CellResult, out: Path) -> CellResult:
         """Return the result of a cell; a failed one if a file that it reads has changed meanwhile.
 
-        The run of such a cell is removed: nobody can know which content it has read.
+        The run of such a cell is removed, because the content that it has read is unknown.
         """
         if result.outcome.was_done_before or result.outcome.problem:
             return result
@@ -140,7 +140,7 @@ def inputs_of_grid(grid: Grid) -> GridInputs:
             key = _key(experiment)
             distinct.setdefault(key, experiment)
             arms.setdefault(key, []).append(arm.name)
-    needs = dict(zip(distinct, _asked(list(distinct.values())), strict=True))
+    needs = dict(zip(distinct, _read_apart(list(distinct.values())), strict=True))
     found |= {name: needs[key] for key, names in arms.items() for name in names}
     return GridInputs(found)
 
@@ -168,7 +168,7 @@ def _has_file(group: FleetConfig) -> bool:
     return False
 
 
-def _asked(experiments: Sequence[Experiment]) -> list[Needs]:
+def _read_apart(experiments: Sequence[Experiment]) -> list[Needs]:
     """Return what some experiments read, from the process that sets them up."""
     if not experiments:
         return []
