@@ -78,7 +78,7 @@ class _Search:
             head, _, _ = name.rpartition(".")
             waiting += [head] if head else []
             spec = self._spec(name)
-            if spec is not None and spec.origin is not None and spec.has_location:
+            if spec is not None and spec.has_location and self._is_own(name, spec):
                 waiting += self._read(name, spec)
 
     def _read(self, name: str, spec: ModuleSpec) -> Iterable[str]:
@@ -99,7 +99,7 @@ class _Search:
         return imports_in(content, folder, lambda: _names_in(beside, folder))
 
     def _spec(self, name: str) -> ModuleSpec | None:
-        """Return where a module is, without executing anything; None if it is not the user's."""
+        """Return where a module is, without executing anything; None if there is none."""
         if name not in self._specs:
             self._specs[name] = self._find(name)
         return self._specs[name]
@@ -112,10 +112,14 @@ class _Search:
                 spec = importlib.util.find_spec(name)
         elif (around := self._spec(parent)) is not None and around.submodule_search_locations:
             spec = PathFinder.find_spec(name, list(around.submodule_search_locations))
-        if spec is None or name.partition(".")[0] in self.roots:
-            return spec
-        places = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
-        return spec if any(place and is_of_user(place) for place in places) else None
+        return spec
+
+    def _is_own(self, name: str, spec: ModuleSpec) -> bool:
+        """Return whether a module is of the user, or of a plug-in that is an installed package."""
+        top = name.partition(".")[0]
+        if top in self.roots and top != fairbed.__name__:
+            return True
+        return spec.origin is not None and is_of_user(spec.origin)
 
 
 def _names_in(folders: Iterable[str], package: str) -> list[str]:

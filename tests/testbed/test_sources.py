@@ -83,6 +83,11 @@ def test_a_compiled_module_counts_by_its_bytes(write: Write, tmp_path: Path) -> 
     assert sources_of(["src_uses"]).files[file.name] != before[file.name]
 
 
+def test_a_part_that_imports_fairbed_or_installed_packages_does_not_consist_of_them() -> None:
+    assert names("fairbed.examples.scaffold") == ["fairbed/examples/scaffold.py"]
+    assert {name.partition("/")[0] for name in names("msgspec.json")} == {"msgspec"}
+
+
 def test_nothing_is_imported_and_a_damaged_source_is_hashed(write: Write) -> None:
     write(src_bad="raise SystemExit\n", src_broken="import src_bad\ndef (")
     assert names("src_bad") == ["src_bad.py"]
