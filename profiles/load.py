@@ -17,6 +17,7 @@ from fairbed.profiles.errors import ProfileError, TraceError, UnknownProfile
 from fairbed.profiles.numbers import numbers
 from fairbed.profiles.population import Population
 from fairbed.profiles.quantities import DATA, Varying
+from fairbed.profiles.reads import note
 from fairbed.profiles.schema import CellProfile, LinkProfile, Profile
 from fairbed.profiles.traces import TraceReader
 
@@ -61,7 +62,9 @@ def read_toml(path: Path) -> dict[str, Any] | str:
                 f"{path}: must be at most {MAX_BYTES // 10**6} MB, got {size / 1e6:.0f} MB; "
                 "put long series into a trace beside it"
             )
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        note(str(path), content)
+        return tomllib.loads(content.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         return f"{path}: must be a readable UTF-8 file, got {error}; check the path"
     except tomllib.TOMLDecodeError as error:

@@ -32,7 +32,10 @@ _REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def provenance(
-    folder: Path, data: FleetData | None, origins: Mapping[str, str] | None = None
+    folder: Path,
+    data: FleetData | None,
+    origins: Mapping[str, str] | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> Provenance:
     """Return the provenance of a run.
 
@@ -40,6 +43,7 @@ def provenance(
         folder: Folder of the experiment file.
         data: The divided data; None if the run uses no data.
         origins: What set each key of the experiment; None is unknown.
+        inputs: Hashes of what the run read; None is unknown.
     """
     return Provenance(
         git_revision=revision(CHECKOUT) if os.path.exists(CHECKOUT / ".git") else None,
@@ -47,6 +51,7 @@ def provenance(
         packages=packages(),
         data_sha256=None if data is None else data_sha256(data),
         partition_sha256=None if data is None else partition_sha256(data),
+        inputs=dict(inputs or {}),
         machine=machine(),
         origins=dict(origins or {}),
     )
@@ -129,6 +134,8 @@ def difference(before: Provenance, now: Provenance) -> str | None:
     ]
     names = sorted({*before.packages, *now.packages})
     pairs += [(name, before.packages.get(name), now.packages.get(name)) for name in names]
+    shared = before.inputs.keys() & now.inputs.keys()
+    pairs += [(name, before.inputs[name], now.inputs[name]) for name in sorted(shared)]
     found = [
         f"{name} {new or 'none'} (was {old or 'none'})" for name, old, new in pairs if old != new
     ]

@@ -22,6 +22,7 @@ from fairbed.coordinator.report.quantities import (
 from fairbed.coordinator.report.summary_schema import Accuracy, DeviceSummary, Errors, RunSummary
 from fairbed.coordinator.report.summary_table import (
     alert_lines,
+    attack_counts,
     counted_rate,
     energy_total,
     is_kept,
@@ -486,10 +487,9 @@ def _problems(s: RunSummary) -> list[Finding]:
 
 def _attacks(s: RunSummary) -> list[str]:
     a = s.attackers
-    if a is None:
+    if a is None or not a.kinds:
         return []
-    kinds = " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items()))
     return [
-        f"Malicious devices: {kinds}, with {percent(a.weight_share)} of the weight; the accuracy "
-        f"on benign devices is {ratio(a.accuracy_mean)}."
+        f"Malicious devices: {attack_counts(a)}, with {percent(a.weight_share)} of the weight; the "
+        f"accuracy on benign devices is {ratio(a.accuracy_mean)}."
     ]

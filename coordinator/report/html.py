@@ -67,6 +67,7 @@ from fairbed.coordinator.report.summary_table import (
     calibrated,
     counted_rate,
     is_kept,
+    own_inputs,
 )
 from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader
 from fairbed.coordinator.store.tables import AlertRow, CommandRow, EventRow, ExchangeRow, MetricRow
@@ -533,6 +534,7 @@ def _what(run: RunPage) -> Markup:
         ("calibration", "" if p.calibration is None else calibrated(p.calibration)),
         ("data set", f"sha256 {p.data_sha256}" if p.data_sha256 else ""),
         ("partition", f"sha256 {p.partition_sha256}" if p.partition_sha256 else ""),
+        *((name, f"sha256 {value}") for name, value in own_inputs(p).items()),
         ("experiment hash", f"sha256 {row.config_hash}" if row.config_hash else ""),
     ]
     table = tag(
@@ -692,7 +694,11 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
         (True, HtmlColumn("device", "text"), lambda d: d.name),
         (len({d.kind for d in fleet}) > 1, HtmlColumn("kind", "text"), lambda d: d.kind),
         (True, HtmlColumn("profile", "text"), lambda d: d.profile or MISSING),
-        (s.attackers is not None, HtmlColumn("malicious", "text"), lambda d: d.malicious or ""),
+        (
+            any(d.malicious for d in fleet),
+            HtmlColumn("malicious", "text"),
+            lambda d: d.malicious or "",
+        ),
         (True, HtmlColumn("examples", title="Training examples"), lambda d: _count(d.n_k)),
         (True, HtmlColumn("selected", title="Rounds"), lambda d: _count(d.selected)),
         (

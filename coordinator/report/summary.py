@@ -55,6 +55,7 @@ from fairbed.coordinator.report.summary_schema import (
     Queues,
     RoundTimes,
     RunSummary,
+    RunWarning,
     Utility,
 )
 from fairbed.coordinator.report.summary_table import summary_table
@@ -70,6 +71,7 @@ from fairbed.coordinator.store.reader import (
 from fairbed.coordinator.store.store import Provenance
 from fairbed.coordinator.store.tables import (
     INTERNAL_ERROR,
+    AlertRow,
     CommandRow,
     DeviceMetricRow,
     DeviceRow,
@@ -145,7 +147,7 @@ def summarise_run(
         truths = {truth.name: truth for truth in reader.truths()}
         counts = {count.device: count for count in reader.selection_counts()}
         commands = reader.commands()
-        alerts = reader.alerts()
+        alerts, warned = reader.alerts(), reader.warnings()
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
         diverged = reader.divergence()
@@ -164,6 +166,9 @@ def summarise_run(
         fleet_stats = reader.fleet_stats()
         fairness = fairness_of(reader, counts)
 
+    is_revealed = reveals or info.status not in LIVE
+    is_listed = fleet_stats is None  # a row for each device, malicious or not
+    is_study = is_listed and any(group.malicious is not None for group in info.plan.fleet)
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     privacy = privacy_summary(plan, releases.values())
     fleet, weight_ratios = list[DeviceSummary](), _weight_ratios(exchanges)
@@ -208,7 +213,7 @@ def summarise_run(
     model = _model(metrics[-1] if metrics else None, list(device_metrics.values()), reader.plan)
     attackers = (
         _attackers(malicious, counts, exchanges, list(device_metrics.values()))
-        if malicious
+        if malicious or (is_study and is_revealed)
         else None
     )
     own_models = _personal(
@@ -216,6 +221,17 @@ def summarise_run(
         device_metrics,
         exchanges,
     )
+    exchange = _exchanges(exchanges)
+    notes = [
+        *_evaluation_notes([row.name for row in devices], device_metrics, metrics, test_bytes),
+        *noise_warning(
+            {
+                "": model["accuracy"].noise,
+                "on benign devices": attackers.noise if attackers else None,
+                "of the personal models": own_models.noise if own_models else None,
+            }
+        ),
+    ]
     return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
@@ -236,6 +252,7 @@ def summarise_run(
             for row in alerts
         ],
         divergence=_divergence(diverged),
+        warnings=_warnings(warned, alerts, exchange, notes),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -247,17 +264,8 @@ def summarise_run(
         aggregated={row.name: row.aggregated for row in fleet},
         task=info.row.task,
         **model,
-        evaluation_notes=[
-            *_evaluation_notes([row.name for row in devices], device_metrics, metrics, test_bytes),
-            *noise_warning(
-                {
-                    "": model["accuracy"].noise,
-                    "on benign devices": attackers.noise if attackers else None,
-                    "of the personal models": own_models.noise if own_models else None,
-                }
-            ),
-        ],
-        exchange=_exchanges(exchanges),
+        evaluation_notes=notes,
+        exchange=exchange,
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds, has_guarantee=info.plan.beta is not None),
         loss_queries=_loss_queries(queries, rounds),
@@ -439,6 +447,30 @@ def _utility(losses: Floats, M: float) -> Utility:
         log_product=found.log_product,
         least=found.least,
     )
+
+
+def _warnings(
+    events: Mapping[str, tuple[int, str]],
+    alerts: Sequence[AlertRow],
+    exchange: ExchangeSummary,
+    notes: Sequence[str],
+) -> list[RunWarning]:
+    """Return the warnings about the run as a whole, by kind.
+
+    A new kind needs no line here: every event of level `warning` or `error` without a device
+    counts, every alert, and every note of the latest evaluation.
+    """
+    found = dict(events)
+    for kind in {row.kind for row in alerts}:
+        own = [row.text for row in alerts if row.kind == kind]
+        found.setdefault(kind, (len(own), own[0]))
+    if exchange.invalid:
+        busy = f", {exchange.contended} because this machine was busy" if exchange.contended else ""
+        text = f"{exchange.invalid} of {exchange.count} exchange times do not count{busy}"
+        found["untimed"] = (exchange.invalid, text)
+    if notes:
+        found["evaluation"] = (len(notes), notes[0])
+    return [RunWarning(kind=kind, count=n, text=text) for kind, (n, text) in sorted(found.items())]
 
 
 def _evaluation_notes(
@@ -709,7 +741,10 @@ def _attackers(
     table: _Table,
     metrics: Sequence[DeviceMetricRow],
 ) -> Attackers:
-    """Return the malicious devices, by name and kind, and the metrics of the others."""
+    """Return the malicious devices, by name and kind, and the metrics of the others.
+
+    Without a malicious device all devices are benign.
+    """
     benign = [row for row in metrics if row.device not in malicious and row.n > 0]
     found, loss = _accuracies_of(benign), _losses_of(benign)
     is_theirs = np.isin(table.device.astype(str), list(malicious))

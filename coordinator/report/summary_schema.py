@@ -206,7 +206,8 @@ class Attackers(Struct, frozen=True, kw_only=True):
     """
 
     kinds: dict[str, int]
-    """Number of malicious devices by kind."""
+    """Number of malicious devices by kind; empty if `[fleet.malicious]` makes no device so: then
+    all devices are benign."""
     accuracy_mean: float | None
     accuracy_worst10: float | None
     """Unweighted mean of the max(1, int(0.1 n)) lowest."""
@@ -504,6 +505,17 @@ class ContextCheckSummary(Struct, frozen=True, kw_only=True):
     """Exchanges too short, or too little known, to show a false claim."""
 
 
+class RunWarning(Struct, frozen=True, kw_only=True):
+    """A kind of warning about a run as a whole, which a reader of its numbers needs."""
+
+    kind: str
+    """Kind of its events or of its alert; `untimed` and `evaluation` follow from the summary."""
+    count: int
+    """Events, alerts or notes of this kind."""
+    text: str
+    """The first of them."""
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
@@ -534,6 +546,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     query or link probe of a replay."""
     divergence: DivergenceSummary | None
     """Null if the loss of the global model stayed within 10 times its first value."""
+    warnings: list[RunWarning]
+    """One per kind, by name: all warnings that are not about single devices. `fairbed compare`
+    prints each with the number of runs."""
     clock: str
     """real, or virtual for a replay."""
     costs_from: str | None
@@ -571,7 +586,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     weights: MergeWeights
     defence: DefenceSummary
     attackers: Attackers | None
-    """Null without malicious devices, and while the run is live unless they are revealed."""
+    """Null without `[fleet.malicious]`, and while the run is live unless they are revealed."""
     personal: PersonalSummary | None
     """Null without a score of a personal model."""
     energy: EnergySummary | None

@@ -24,6 +24,7 @@ from fairbed.coordinator.report.quantities import (
 )
 from fairbed.coordinator.report.summary_schema import (
     AlertSummary,
+    Attackers,
     DeviceSummary,
     EnergySummary,
     EstimatorError,
@@ -46,6 +47,9 @@ LABEL_WIDTH = 11
 
 HASH_DIGITS = 8
 """Printed digits of a commit or a hash."""
+
+MAX_INPUTS = 8
+"""Maximum number of inputs listed with their hash."""
 
 NOTABLE_SHARE = 0.001
 """Smallest share of the exchange times in no phase that is printed."""
@@ -249,7 +253,16 @@ def _provenance(p: Provenance) -> list[tuple[str, str]]:
     if p.experiment_revision and p.experiment_revision != p.git_revision:
         found.append(f"experiment git {_short(p.experiment_revision)}")
     pairs += [("data", ", ".join(found))] if found else []
+    inputs = [f"{name} {value[:HASH_DIGITS]}" for name, value in own_inputs(p).items()]
+    more = [f"and {len(inputs) - MAX_INPUTS} more"] if len(inputs) > MAX_INPUTS else []
+    pairs += [("inputs", ", ".join([*inputs[:MAX_INPUTS], *more]))] if inputs else []
     return pairs if p.calibration is None else [*pairs, ("host", calibrated(p.calibration))]
+
+
+def own_inputs(p: Provenance) -> dict[str, str]:
+    """Return the hashes of the inputs besides Fairbed and the data set, by name."""
+    others = (name for name in p.inputs if name != "fairbed" and not name.startswith("data "))
+    return {name: p.inputs[name] for name in others}
 
 
 def calibrated(c: Calibration) -> str:
@@ -529,12 +542,17 @@ def _personal(s: RunSummary) -> list[tuple[str, str]]:
     return [("personal", text)]
 
 
+def attack_counts(a: Attackers) -> str:
+    """Return the number of malicious devices of each kind, in words."""
+    return " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items())) or "none"
+
+
 def _attackers(s: RunSummary) -> list[tuple[str, str]]:
     """Return a line about the malicious devices and one about the benign ones, if it is known."""
     a = s.attackers
     if a is None:
         return []
-    kinds = " and ".join(f"{count} {kind}" for kind, count in sorted(a.kinds.items()))
+    kinds = attack_counts(a)
     defence = (
         f"; {a.left_out} of their {a.aggregated} updates left out" if s.defence.left_out else ""
     )
@@ -642,7 +660,7 @@ def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     columns += others
     columns += [_AUROC] if summary.auroc is not None else []
     columns += [_ENERGY] if summary.energy is not None else []
-    columns += [_MALICIOUS] if summary.attackers is not None else []
+    columns += [_MALICIOUS] if summary.attackers is not None and summary.attackers.kinds else []
     lines = table_lines(columns, listed, width)
     if any(device.tau_s_median is None for device in listed if device.samples["tau_s_median"].n):
         lines.append(TOO_FEW)

@@ -118,10 +118,17 @@ class PlannedPersonalisation(Struct, frozen=True, kw_only=True):
     method: str = "none"
 
 
+class PlannedAttack(Struct, frozen=True, kw_only=True):
+    """The part of a `[fleet.malicious]` that is shown."""
+
+    kind: str = ""
+
+
 class PlannedFleet(Struct, frozen=True, kw_only=True):
     """The part of a `[[fleet]]` that is shown."""
 
     physical: tuple[str, ...] = ()
+    malicious: PlannedAttack | None = None
 
 
 class PlannedReplay(Struct, frozen=True, kw_only=True):
@@ -955,6 +962,14 @@ class RunReader:
         tail = f"WHERE id > ? AND id <= ? ORDER BY id {order} LIMIT ?"
         rows = self._numbered(EventRow, tail, (since_id, until_id, limit))
         return rows[::-1] if from_end else rows
+
+    def warnings(self) -> dict[str, tuple[int, str]]:
+        """Return number and first text of the warnings and errors about no device, by kind."""
+        found = self._query(
+            "SELECT kind, count(*), text, min(id) FROM event "
+            "WHERE level != 'info' AND device IS NULL GROUP BY kind ORDER BY kind"
+        )
+        return {str(kind): (int(count), str(text)) for kind, count, text, _ in found}
 
     def alerts(self, limit: int = 100) -> list[AlertRow]:
         """Return the newest `limit` alerts, oldest first."""

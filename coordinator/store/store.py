@@ -111,6 +111,9 @@ class Provenance(Struct, frozen=True, kw_only=True):
     """Hash of all examples and labels; null if the run uses no data set."""
     partition_sha256: str | None = None
     """Hash of the rows of the data set that each device trains on and holds out."""
+    inputs: dict[str, str] = {}
+    """Hash of all else that the numbers depend on, by name: Fairbed, source files of the user's
+    parts, files of the fleet, the whole data set, and costs of training from a run."""
     machine: dict[str, str] = {}
     """The machine that ran the coordinator: processor, cores, memory, system."""
     origins: dict[str, str] = {}

@@ -15,6 +15,7 @@ from typing import BinaryIO, Literal
 
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.quantities import DATA
+from fairbed.profiles.reads import note
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces.mahimahi import is_mahimahi, parse_mahimahi
 from fairbed.profiles.traces.table import parse_table
@@ -59,7 +60,9 @@ def read_member(archive: Path, member: str) -> bytes | None:
                     if item.size > MAX_BYTES:
                         raise _too_large(where, item.size)
                     file = tar.extractfile(item)
-                    return b"" if file is None else file.read(MAX_BYTES)
+                    content = b"" if file is None else file.read(MAX_BYTES)
+                    note(where, content)
+                    return content
     except (OSError, tarfile.TarError, lzma.LZMAError, EOFError) as exc:
         raise _unreadable(where, exc) from exc
     return None
@@ -69,6 +72,7 @@ def _bounded(file: BinaryIO | lzma.LZMAFile, where: str) -> bytes:
     content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise _too_large(where, len(content))
+    note(where, content)
     return content
 
 

@@ -27,6 +27,7 @@ from fairbed.testbed.compare.comparison import compare as compare_cells
 from fairbed.testbed.compare.finished import as_grid, read_runs
 from fairbed.testbed.compare.folder import grid_folder, manifest_of
 from fairbed.testbed.compare.grid import Fleet, Grid, GridCell, load_grid, make_grid
+from fairbed.testbed.compare.needed_files import GridInputs, inputs_of_grid
 from fairbed.testbed.compare.plots import figures_of
 from fairbed.testbed.compare.pool import run_cells, run_cells_here
 from fairbed.testbed.compare.report import write_report
@@ -170,13 +171,16 @@ def compare(
         planned, path = _planned(grid, set or {}, seeds)
         folder = COMPARISONS / planned.name if out is None else Path(out)
         check_grid(planned, path, folder)
+        inputs = inputs_of_grid(planned)
         with (
-            grid_folder(folder, planned),
+            grid_folder(folder, planned, inputs.of_arm) as opened,
             shown(progress, len(planned.cells()), "cells", "compare", is_ticking=True) as bar,
-            joined_for(cluster, planned, bar.line) as hosts,
+            joined_for(cluster, planned, inputs, bar.line) as hosts,
         ):
+            if opened.redone:
+                bar.line(opened.redone)
             results = list[CellResult]()
-            receive = receiver(bar, results)
+            receive = receiver(bar, results, inputs, folder)
 
             def show(event: CellResult | str) -> None:
                 if isinstance(event, str):
@@ -232,7 +236,7 @@ def _planned(
 
 @contextmanager
 def joined_for(
-    address: str | None, grid: Grid, note: Callable[[str], object]
+    address: str | None, grid: Grid, inputs: GridInputs, note: Callable[[str], object]
 ) -> Iterator["Cluster | None"]:
     """Join the cluster that replays a grid, and check that its hosts can; None without address.
 
@@ -253,14 +257,20 @@ def joined_for(
     experiments = (arm.experiment for arm in grid.arms)
     with joined(address, experiments, lambda line: note(f"warning: {line}")) as cluster:
         if cluster is not None:
-            check_files(cluster, grid)
+            check_files(cluster, inputs.files)
         yield cluster
 
 
-def receiver(bar: Bar, results: list[CellResult]) -> Callable[[CellResult], None]:
-    """Return what collects the results of cells and shows them."""
+def receiver(
+    bar: Bar, results: list[CellResult], inputs: GridInputs, out: Path
+) -> Callable[[CellResult], None]:
+    """Return what collects the results of cells and shows them.
+
+    A cell during which one of its files has changed has failed.
+    """
 
     def receive(result: CellResult) -> None:
+        result = inputs.checked(result, out)
         results.append(result)
         if problem := result.outcome.problem:
             bar.line(f"{result.arm}, seed {result.seed}: failed: {problem}")

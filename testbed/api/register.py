@@ -15,6 +15,7 @@ from fairbed.coordinator.task.recipes import MODELS
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.data import GROUP, NAMES
 from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.inputs import named_parts
 from fairbed.wire import models, plugins
 
 Kind: TypeAlias = Literal[
@@ -93,19 +94,8 @@ def register(kind: Kind, name: str, factory: Any = None) -> Any:
 
 def registered_parts(experiment: Experiment) -> list[str]:
     """Return the parts of an experiment that this program registered, as `key = "name"`."""
-    selection, merge = experiment.selection, experiment.aggregation
-    named = {
-        "selection.policy": ("selector", selection.policy),
-        "selection.estimator": ("estimator", selection.estimator),
-        "aggregation.rule": ("weight-rule", merge.rule),
-        "aggregation.pseudo_gradient": ("pseudo-gradient", merge.pseudo_gradient),
-        "aggregation.server": ("server-step", merge.server),
-        "training.rule": ("local-rule", experiment.training.rule),
-        "model.name": ("model", experiment.model.name),
-        "data.source": ("dataset", experiment.data.name),
-    }
     return [
-        f'{key} = "{name}"'
-        for key, (kind, name) in named.items()
-        if name in plugins.registered(GROUPS[kind][0])
+        f'{part.key} = "{part.name}"'
+        for part in named_parts(experiment)
+        if part.name in plugins.registered(part.group)
     ]

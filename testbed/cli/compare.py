@@ -16,6 +16,7 @@ from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.finished import as_grid, read_runs
 from fairbed.testbed.compare.folder import grid_folder, manifest_of
 from fairbed.testbed.compare.grid import Grid, load_grid
+from fairbed.testbed.compare.needed_files import GridInputs, inputs_of_grid
 from fairbed.testbed.compare.plots import draw_all
 from fairbed.testbed.compare.pool import run_cells
 from fairbed.testbed.compare.report import write_report
@@ -50,8 +51,11 @@ def main(options: argparse.Namespace) -> int:
         grid = load_grid(path, options.set, count_option("--seeds", options.seeds))
         out = options.out or COMPARISONS / grid.name
         check_grid(grid, path, out)
-        with grid_folder(out, grid):
-            results = _run_cells(grid, out, jobs, options.cluster)
+        inputs = inputs_of_grid(grid)
+        with grid_folder(out, grid, inputs.of_arm) as folder:
+            if folder.redone:
+                print(f"fairbed: {folder.redone}", file=sys.stderr)
+            results = _run_cells(grid, inputs, out, jobs, options.cluster)
             if results is None:
                 print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
                 return INTERRUPTED
@@ -103,16 +107,16 @@ def _compare_runs(options: argparse.Namespace) -> int:
 
 
 def _run_cells(
-    grid: Grid, out: Path, jobs: int | None, address: str | None
+    grid: Grid, inputs: GridInputs, out: Path, jobs: int | None, address: str | None
 ) -> list[CellResult] | None:
     """Return the results of all cells; None after an interruption."""
     results: list[CellResult] = []
     with (
         progress(len(grid.cells()), "cells", "compare") as bar,
-        joined_for(address, grid, bar.line) as cluster,
+        joined_for(address, grid, inputs, bar.line) as cluster,
     ):
         run = partial(run_cells, cluster=cluster, note=bar.line)
-        is_whole = anyio.run(run, grid, out, jobs, receiver(bar, results))
+        is_whole = anyio.run(run, grid, out, jobs, receiver(bar, results, inputs, out))
     return results if is_whole else None
 
 

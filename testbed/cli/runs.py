@@ -7,6 +7,7 @@ import argparse
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -207,12 +208,22 @@ def _show(options: argparse.Namespace) -> int:
         raise UsageError("--device: must be beside --why ROUND; add it, or remove --device")
     with RunReader(folder) as reader:
         summary = summarise_run(reader, reveals=options.reveal)
+    for line in _differences_in_grid(folder):
+        print(f"fairbed: warning: {line}", file=sys.stderr)
     print(
         msgspec.json.encode(summary).decode()
         if options.json
         else summary_table(summary, output_width())
     )
     return DONE
+
+
+def _differences_in_grid(folder: Path) -> list[str]:
+    """Return the inputs in which the runs of the grid of a run differ; none for other runs."""
+    from fairbed.testbed.compare.folder import inputs_of_siblings
+    from fairbed.testbed.compare.run_warnings import differing_inputs
+
+    return differing_inputs(inputs_of_siblings(folder))
 
 
 def _why(folder: Path, options: argparse.Namespace) -> int:

@@ -24,13 +24,12 @@ from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.store.connection import LOCK_FILE
 from fairbed.testbed.cluster.hosts import Host
 from fairbed.testbed.compare.cell import CellOutcome, one_line, read_outcome, state_of
-from fairbed.testbed.compare.needed_files import first_missing, needed_files
+from fairbed.testbed.compare.needed_files import NeededFile, first_missing
 from fairbed.testbed.compare.worker import CellJob, run_job
 from fairbed.testbed.errors import ClusterError, HostLostError
 
 if TYPE_CHECKING:
     from fairbed.testbed.cluster.connection import Cluster, RemoteObject
-    from fairbed.testbed.compare.grid import Grid
 
 Files: TypeAlias = Mapping[str, bytes]
 """Content of the files of a run, by their path in its folder."""
@@ -48,13 +47,12 @@ SCRATCH = "fairbed-cells-"
 """Start of the name of a folder for the cells of one process; its id follows."""
 
 
-def check_files(cluster: "Cluster", grid: "Grid") -> None:
+def check_files(cluster: "Cluster", files: Sequence[NeededFile]) -> None:
     """Check that all hosts have the files that a grid reads.
 
     Raises:
         ClusterError: A host lacks one; one line.
     """
-    files = needed_files(arm.experiment for arm in grid.arms)
     if not files:
         return
     answers = {host: cluster.submit(host, first_missing, files) for host in cluster.hosts}

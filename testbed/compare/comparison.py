@@ -32,6 +32,7 @@ from fairbed.testbed.compare.measures import (
     FINAL_ERROR,
     MACHINE_TIME,
     METRICS,
+    UNDER_ATTACK,
     UPDATES,
     Metric,
     Quantity,
@@ -40,6 +41,7 @@ from fairbed.testbed.compare.measures import (
     Scale,
     noise_warning,
 )
+from fairbed.testbed.compare.run_warnings import warnings_of_runs
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
     LEAST_SEEDS_TO_JUDGE,
@@ -446,6 +448,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         warnings=[
             *_warnings(grid, arms, shown, has_training=has_training),
             *noise_warning([cell.values for cell in done.all()]),
+            *warnings_of_runs(results),
         ],
         metrics=[
             MetricSummary(
@@ -489,6 +492,11 @@ def _collect(grid: Grid, results: Sequence[CellResult]) -> _Cells:
             finished[result.arm][result.seed] = _FinishedCell(
                 dict(found.values), dict(found.missing), found.size, found.curves
             )
+    runs = [result.outcome.measured for result in results if result.outcome.measured is not None]
+    if not any(run.has_attack for run in runs):
+        for seeds in finished.values():
+            for cell in seeds.values():
+                cell.values.update(dict.fromkeys(UNDER_ATTACK))
     return _Cells(finished, failed)
 
 

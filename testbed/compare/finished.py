@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from fairbed.coordinator.report.html import flat
-from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store import Provenance, RunReader
 from fairbed.coordinator.store.connection import CONFIG
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import ADD_SEEDS, Comparison, compare
@@ -27,6 +27,7 @@ from fairbed.testbed.compare.measures import (
     FINAL_ERROR,
     TOTAL_TIME,
     UPDATES,
+    inputs_in,
     measure,
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
@@ -110,6 +111,21 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
                 rounds_empty=info.rounds_empty,
             )
         )
+    return found
+
+
+def recorded(folders: Sequence[Path]) -> dict[str, dict[str, str]]:
+    """Return the inputs that some runs have recorded, by the name of the run.
+
+    Raises:
+        StoreError: A store cannot be read.
+    """
+    found = {}
+    for folder in folders:
+        with RunReader(folder) as reader:
+            info = reader.run()
+        provenance = msgspec.json.decode(info.row.provenance, type=Provenance)
+        found[f"{info.run_id} ({folder})"] = inputs_in(provenance)
     return found
 
 

@@ -27,8 +27,8 @@ from fairbed.coordinator.report.quantities import (
 )
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
-from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.reader import SelectionCounts
+from fairbed.coordinator.store import Provenance, RunReader
+from fairbed.coordinator.store.reader import LIVE, SelectionCounts
 from fairbed.coordinator.store.tables import MetricRow, RoundRow, SelectionRow
 
 MAX_ENTRIES = 50_000_000
@@ -371,7 +371,7 @@ UPDATES = "updates"
 PERSONAL = tuple(metric.key for metric in METRICS if metric.group == "personal")
 """Metrics of runs whose devices train personal models."""
 UNDER_ATTACK = tuple(metric.key for metric in METRICS if metric.group == "attack")
-"""Metrics of runs with malicious devices."""
+"""Metrics of a comparison in which an experiment has `[fleet.malicious]`."""
 UNDER_ATTACK_IF_TRAINED = tuple(key for key in UNDER_ATTACK if key != "malicious_selections")
 """Those that need training."""
 
@@ -410,6 +410,12 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     """Why a value is None, by its key; the reasons of equal causes are equal texts."""
     size: RunSize
     curves: RunCurves
+    warnings: dict[str, str] = {}
+    """First text of each kind of warning of the run (`RunSummary.warnings`)."""
+    inputs: dict[str, str] = {}
+    """Hash of each input (`testbed.inputs`), and versions of packages."""
+    has_attack: bool = False
+    """Whether its experiment has `[fleet.malicious]`, which may make no device malicious."""
 
 
 def measure(folder: Path) -> RunMeasures:
@@ -424,7 +430,7 @@ def measure(folder: Path) -> RunMeasures:
         evaluations, device_s = reader.metrics(), device_seconds(reader)
         queues = _queues(reader, rounds, counts)
         tested = sum(row.n for row in reader.device_metrics())
-    attackers, personal, energy = summary.attackers, summary.personal, summary.energy
+    personal, energy = summary.personal, summary.energy
     privacy, auroc, error = summary.privacy, summary.auroc, summary.error
     values = {
         "virtual_s": summary.virtual_s,
@@ -459,13 +465,7 @@ def measure(folder: Path) -> RunMeasures:
         "personal_accuracy_worst10": personal.accuracy_worst10 if personal else None,
         "personal_accuracy_variance": personal.accuracy_variance if personal else None,
         **_noise_values("personal_accuracy", personal.noise if personal else None),
-        "benign_accuracy_mean": attackers.accuracy_mean if attackers else None,
-        "benign_accuracy_worst10": attackers.accuracy_worst10 if attackers else None,
-        "benign_accuracy_variance": attackers.accuracy_variance if attackers else None,
-        **_noise_values("benign_accuracy", attackers.noise if attackers else None),
-        "benign_loss_mean": attackers.loss_mean if attackers else None,
-        "malicious_selections": attackers.selection_share if attackers else None,
-        "malicious_weight": attackers.weight_share if attackers else None,
+        **_under_attack(summary),
         "epsilon_max": privacy.epsilon_max if privacy else None,
     }
     if not tested and evaluations and evaluations[-1].test_n is not None:
@@ -478,7 +478,15 @@ def measure(folder: Path) -> RunMeasures:
     )
     missing = {key: _why_missing(key, summary) for key, value in values.items() if value is None}
     curves = _curves(rounds, device_s, queues, evaluations)
-    return RunMeasures(values=values, missing=missing, size=size, curves=curves)
+    return RunMeasures(
+        values=values,
+        missing=missing,
+        size=size,
+        curves=curves,
+        warnings={warning.kind: warning.text for warning in summary.warnings},
+        inputs=inputs_in(summary.provenance),
+        has_attack=summary.attackers is not None,
+    )
 
 
 def _why_missing(key: str, summary: RunSummary) -> str:
@@ -560,6 +568,37 @@ def noise_warning(cells: Sequence[Mapping[str, float | None]]) -> list[str]:
         f"mostly noise of the test sets: {', '.join(parts)}; read the columns shrunken and "
         f"corrected, or {MORE_EXAMPLES}"
     ]
+
+
+def inputs_in(provenance: Provenance) -> dict[str, str]:
+    """Return the inputs of a run, and the versions of packages."""
+    return provenance.packages | provenance.inputs
+
+
+def _under_attack(summary: RunSummary) -> dict[str, float | None]:
+    """Return the metrics of benign and malicious devices; all devices are benign without attack."""
+    found = summary.attackers
+    if found is not None:
+        return {
+            "benign_accuracy_mean": found.accuracy_mean,
+            "benign_accuracy_worst10": found.accuracy_worst10,
+            "benign_accuracy_variance": found.accuracy_variance,
+            **_noise_values("benign_accuracy", found.noise),
+            "benign_loss_mean": found.loss_mean,
+            "malicious_selections": found.selection_share,
+            "malicious_weight": found.weight_share,
+        }
+    if summary.status in LIVE:  # its malicious devices are not revealed
+        return dict.fromkeys(UNDER_ATTACK)
+    return {
+        "benign_accuracy_mean": summary.accuracy.mean,
+        "benign_accuracy_worst10": summary.accuracy.worst10,
+        "benign_accuracy_variance": summary.accuracy.variance,
+        **_noise_values("benign_accuracy", summary.accuracy.noise),
+        "benign_loss_mean": summary.loss.mean,
+        "malicious_selections": 0.0 if any(summary.selected.values()) else None,
+        "malicious_weight": None if summary.weights.divergence is None else 0.0,
+    }
 
 
 def _least_rate(

@@ -1,36 +1,56 @@
-"""The files that the cells of a grid read, and whether another host has the same ones.
+"""The inputs of a grid and the files that its cells read, by hash.
 
 A process of its own sets the experiments up and notes each file that it opens, because an audit
 hook cannot be removed again: `python -m fairbed.testbed.compare.needed_files`, with the experiments
-as JSON on its standard input.
+as JSON on its standard input. A grid keys its cells by the inputs (`testbed.inputs`), looks for
+edits of the files while it runs, and checks that each host of a cluster has the same ones.
 """
 
 import hashlib
 import os
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
 
-import fairbed
+from fairbed import profiles
+from fairbed.profiles.errors import ProfileError
+from fairbed.profiles.quantities import DATA
+from fairbed.testbed.compare.cell import CellOutcome, CellResult, remove_leftovers
+from fairbed.testbed.compare.grid import Grid
 from fairbed.testbed.compare.worker import CELL_ERRORS
-from fairbed.testbed.errors import ClusterError
+from fairbed.testbed.errors import RunError
+from fairbed.testbed.experiment.data import FOLDER_NAMES
+from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.loading import FOLDER_VARIABLE
-from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.file import Experiment, FleetConfig
+from fairbed.testbed.experiment.fleet import check_fleet
+from fairbed.testbed.experiment.shards import load_examples
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.inputs import (
+    FAIRBED,
+    InputReader,
+    Inputs,
+    named_parts,
+    own_sources,
+    product,
+    shown_path,
+)
 from fairbed.testbed.replay.setup import setup_of
+from fairbed.testbed.sources import is_of_user
+from fairbed.wire.plugins import registered
 
 BLOCK_BYTES = 1 << 20
 
-_OF_THE_SYSTEM = ("/dev/", "/etc/", "/proc/", "/sys/", "/usr/share/zoneinfo/")
+_OF_THE_SYSTEM = ("/dev/", "/etc/", "/proc/", "/sys/", "/usr/lib/", "/usr/share/")
 
-_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
-"""Folders of Python and of installed packages, as `sysconfig` names them."""
+_COMPILED = f"{os.sep}__pycache__{os.sep}"
 
 
 class NeededFile(Struct, frozen=True, kw_only=True):
@@ -47,27 +67,123 @@ class NeededFile(Struct, frozen=True, kw_only=True):
         return os.path.join(_data_folder() or "", self.path) if self.is_data else self.path
 
 
-def needed_files(experiments: Iterable[Experiment]) -> list[NeededFile]:
-    """Return the files that experiments read, without those of Fairbed and of Python.
+class Needs(Struct, frozen=True, kw_only=True):
+    """What one experiment reads."""
 
-    An experiment that cannot be set up adds those that it opened until then.
+    inputs: dict[str, str]
+    """Hash of each input, as the provenance of its runs has them, and of other opened files."""
+    files: list[NeededFile] = []
+
+
+@dataclass(frozen=True, slots=True)
+class GridInputs:
+    """What the arms of a grid read, before the first cell runs."""
+
+    needs: Mapping[str, Needs]
+    """By arm."""
+    _stats: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def of_arm(self) -> dict[str, dict[str, str]]:
+        """Hash of each input, by arm."""
+        return {arm: needs.inputs for arm, needs in self.needs.items()}
+
+    @property
+    def files(self) -> list[NeededFile]:
+        """The files that any arm reads."""
+        return list({file.path: file for one in self.needs.values() for file in one.files}.values())
+
+    def checked(self, result: CellResult, out: Path) -> CellResult:
+        """Return the result of a cell; a failed one if a file that it reads has changed meanwhile.
+
+        The run of such a cell is removed, because the content that it has read is unknown.
+        """
+        if result.outcome.was_done_before or result.outcome.problem:
+            return result
+        changed = next(filter(self._has_changed, self.needs[result.arm].files), None)
+        if changed is None:
+            return result
+        remove_leftovers(out / result.folder)
+        problem = f"{shown_path(changed.here())} has changed while the grid ran; run it again"
+        return msgspec.structs.replace(result, outcome=CellOutcome(problem=problem))
+
+    def _has_changed(self, file: NeededFile) -> bool:
+        path = file.here()
+        try:
+            found = os.stat(path)
+            stat = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+            if self._stats.get(path) != stat and _sha256(path) != file.sha256:
+                return True
+        except OSError:
+            return True
+        self._stats[path] = stat
+        return False
+
+
+def inputs_of_grid(grid: Grid) -> GridInputs:
+    """Return what the arms of a grid read.
+
+    Arms of which all parts ship read no file. Parts that this program registered are read in this
+    process, all others in one of their own.
 
     Raises:
-        ClusterError: The process that finds them failed.
+        RunError: That process failed.
     """
-    distinct = {_inputs(experiment): experiment for experiment in experiments}
+    found = {arm.name: Needs(inputs={FAIRBED: product()}) for arm in grid.arms}
+    distinct: dict[bytes, Experiment] = {}
+    arms: dict[bytes, list[str]] = {}
+    for arm in grid.arms:
+        experiment = arm.experiment
+        if any(part.name in registered(part.group) for part in named_parts(experiment)):
+            found[arm.name] = Needs(inputs=dict(_inputs(experiment, None).hashes))
+        elif reads_files(experiment):
+            key = _key(experiment)
+            distinct.setdefault(key, experiment)
+            arms.setdefault(key, []).append(arm.name)
+    needs = dict(zip(distinct, _read_apart(list(distinct.values())), strict=True))
+    found |= {name: needs[key] for key, names in arms.items() for name in names}
+    return GridInputs(found)
+
+
+def reads_files(experiment: Experiment) -> bool:
+    """Return whether the numbers depend on a file that does not ship with Fairbed."""
+    data, replay = experiment.data, experiment.replay
+    return (
+        any(part.key != "data.source" for part in named_parts(experiment))
+        or data.is_own
+        or data.dataset in FOLDER_NAMES
+        or (replay.costs_from != "shipped" and replay.task_costs is None)
+        or any(map(_has_file, experiment.fleet))
+        or any((cell.profile or "").endswith(".toml") for cell in experiment.cell)
+    )
+
+
+def _has_file(group: FleetConfig) -> bool:
+    """Return whether a group of devices reads a file that does not ship."""
+    names = [name for name in (group.profile, group.population, group.link) if name]
+    if group.trace or group.exchange_times or any(name.endswith(".toml") for name in names):
+        return True
+    with suppress(ProfileError, OSError):
+        return any(f'"{DATA}' in profiles.find(name).read_text("utf-8") for name in names)
+    return False
+
+
+def _read_apart(experiments: Sequence[Experiment]) -> list[Needs]:
+    """Return what some experiments read, from the process that sets them up."""
+    if not experiments:
+        return []
     done = subprocess.run(
         guarded([sys.executable, "-m", __spec__.name]),
-        input=msgspec.json.encode(list(distinct.values())),
+        input=msgspec.json.encode(experiments),
         stdout=subprocess.PIPE,
         check=False,
     )
     if done.returncode != 0:
-        raise ClusterError(
-            "--cluster: the files that the grid reads must be known, but the process that finds "
+        raise RunError(
+            "compare: the files that the grid reads must be known, but the process that finds "
             f"them ended with exit status {done.returncode}; its output is above"
         )
-    return msgspec.json.decode(done.stdout, type=list[NeededFile])
+    return msgspec.json.decode(done.stdout, type=list[Needs])
 
 
 def first_missing(files: Sequence[NeededFile]) -> str | None:
@@ -83,12 +199,21 @@ def first_missing(files: Sequence[NeededFile]) -> str | None:
     return None
 
 
-def _inputs(experiment: Experiment) -> bytes:
-    """Return all settings that name a file or a plug-in."""
-    selection, rule = experiment.selection, experiment.aggregation
-    plugins = (selection.policy, selection.estimator, rule.rule, rule.pseudo_gradient, rule.server)
+def _key(experiment: Experiment) -> bytes:
+    """Return all settings that name a file or a part."""
+    parts = [(part.key, part.name) for part in named_parts(experiment)]
+    selection, merge = experiment.selection, experiment.aggregation
+    options = (
+        selection.options,
+        selection.estimator_options,
+        merge.rule_options,
+        merge.pseudo_gradient_options,
+        merge.server_options,
+        experiment.training.rule_options,
+    )
     of_world = (experiment.data, experiment.model, experiment.fleet, experiment.cell)
-    return msgspec.json.encode((plugins, of_world, experiment.replay, experiment.training.rule))
+    of_costs = (experiment.replay, experiment.exchange)
+    return msgspec.json.encode((parts, options, of_world, of_costs), order="sorted")
 
 
 def _data_folder() -> str | None:
@@ -104,8 +229,18 @@ def _sha256(path: str) -> str:
     return digest.hexdigest()
 
 
+def _inputs(experiment: Experiment, dataset: Dataset | None) -> Inputs:
+    """Return the inputs of an experiment; of one that no replay can set up, those of a live run."""
+    with suppress(*CELL_ERRORS):  # the cell reports it
+        return setup_of(experiment, dataset).inputs
+    reader = InputReader(experiment)
+    with reader.reading(), suppress(*CELL_ERRORS):
+        check_fleet(experiment, os.environ)
+    return reader.read(dataset)
+
+
 def main() -> None:
-    """Print the files that experiments open, as JSON."""
+    """Print what experiments read, as JSON."""
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a plug-in prints must not mix with the answer
     opened = set[str]()
@@ -119,31 +254,68 @@ def main() -> None:
             opened.add(os.path.abspath(unquote(urlsplit(arguments[0]).path)))
 
     sys.addaudithook(note)
-    for experiment in msgspec.json.decode(sys.stdin.buffer.read(), type=list[Experiment]):
-        data = experiment.data
-        if data.is_table and data.source is not None:  # read by a library of C++
-            path = Path(data.folder or "").expanduser() / Path(data.source).expanduser()
-            opened.add(os.path.abspath(path))
-        try:
-            setup_of(experiment)
-        except CELL_ERRORS:  # the cell reports it
-            continue
-    modules = list(sys.modules.values())
-    opened |= {file for module in modules if (file := getattr(module, "__file__", None))}
-    answer.write(msgspec.json.encode(_described(opened)))
+    found, of_data = list[tuple[dict[str, str], set[str]]](), dict[bytes, _Data]()
+    experiments = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Experiment])
+    others = dict[str, str]()
+    for experiment in experiments:
+        key = msgspec.json.encode((experiment.data, experiment.model.task, experiment.seeds))
+        if key not in of_data:
+            opened.clear()
+            of_data[key] = _Data(_load(experiment, opened), set(opened))
+        opened.clear()
+        inputs = dict(_inputs(experiment, of_data[key].dataset).hashes)
+        files = {*opened, *own_sources(experiment).paths.values()}
+        others |= {} if not named_parts(experiment) else _others(experiment, opened, inputs)
+        found.append((inputs, files | of_data[key].files))
+    needs = [
+        Needs(
+            inputs=(others if named_parts(experiment) else {}) | inputs,
+            files=_described(files),
+        )
+        for experiment, (inputs, files) in zip(experiments, found, strict=True)
+    ]
+    answer.write(msgspec.json.encode(needs))
     answer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    dataset: Dataset | None
+    """None if it cannot be loaded."""
+    files: set[str]
+
+
+def _load(experiment: Experiment, opened: set[str]) -> Dataset | None:
+    data = experiment.data
+    if data.is_table and data.source is not None:  # read by a library of C++
+        path = Path(data.folder or "").expanduser() / Path(data.source).expanduser()
+        opened.add(os.path.abspath(path))
+    with suppress(*CELL_ERRORS):  # the cell reports it
+        return load_examples(experiment, os.environ)
+    return None
+
+
+def _others(
+    experiment: Experiment, opened: Iterable[str], inputs: Mapping[str, str]
+) -> dict[str, str]:
+    """Return files that parts have opened themselves, such as weights, by the name to show.
+
+    The costs of a run count as numbers, not as files.
+    """
+    run = os.path.realpath(experiment.replay.costs_from) + os.sep
+    files = [file for file in _described(opened) if not file.here().startswith(run)]
+    named = {shown_path(file.here()): file.sha256 for file in files}
+    return {name: sha for name, sha in named.items() if name not in inputs}
 
 
 def _described(paths: Iterable[str]) -> list[NeededFile]:
     """Return existing files of the user, sorted."""
-    package = Path(next(iter(fairbed.__path__)))
-    places: list[str | Path] = [sysconfig.get_path(name) for name in _PYTHON]
-    if sys.prefix != sys.base_prefix:
-        places.append(sys.prefix)
-    own = [os.path.realpath(place) + os.sep for place in [*places, package, *package.iterdir()]]
     found, data = dict[str, NeededFile](), _data_folder()
+    cache = os.path.realpath(os.path.expanduser("~/.cache")) + os.sep
     for path in sorted(map(os.path.realpath, paths)):
-        if path.startswith((*_OF_THE_SYSTEM, *own)) or not os.path.isfile(path):
+        if path.startswith((*_OF_THE_SYSTEM, cache)) or _COMPILED in path:
+            continue
+        if not is_of_user(path) or not os.path.isfile(path):
             continue
         is_data = data is not None and path.startswith(data + os.sep)
         name = os.path.relpath(path, data) if is_data else path

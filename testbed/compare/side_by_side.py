@@ -10,7 +10,8 @@ from fairbed.coordinator.report.markup import HtmlCell, HtmlColumn, Row
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.compare.comparison import ArmSummary, Comparison, MetricSummary
 from fairbed.testbed.compare.differences import FAMILY_LEVEL
-from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs
+from fairbed.testbed.compare.finished import as_grid, name_arms, read_runs, recorded
+from fairbed.testbed.compare.run_warnings import differing_inputs
 from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE
 from fairbed.testbed.compare.table import (
     brackets,
@@ -56,7 +57,8 @@ def side_by_side(folders: Sequence[Path]) -> RunComparison:
     try:
         found = as_grid(runs)
     except ExperimentError as exc:
-        return RunComparison(name_arms(runs), [], [], [f"No differences were tested: {exc}."])
+        notes = [f"No differences were tested: {exc}.", *differing_inputs(recorded(folders))]
+        return RunComparison(name_arms(runs), [], [], notes)
     comparison = found.compare()
     return RunComparison(
         arms=found.arms,

@@ -78,7 +78,7 @@ def replay_setup(
     set each key of the experiment. `cluster` trains a part of each cohort.
     """
     experiment = setup.experiment
-    found = provenance(origin or Path(), setup.data, origins)
+    found = provenance(origin or Path(), setup.data, origins, setup.inputs.hashes)
     with ExitStack() as stack:
         learning = None
         if experiment.trains_in_replay:

@@ -32,6 +32,7 @@ from fairbed.testbed.experiment.fleet import (
     plan_fleet,
 )
 from fairbed.testbed.experiment.shards import FleetData, load_examples
+from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
 from fairbed.testbed.replay.engine.rows import device_rows, linear_rows
@@ -48,7 +49,12 @@ from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
-from fairbed.testbed.run.preflight import PreflightFinding, engine_findings, settings_findings
+from fairbed.testbed.run.preflight import (
+    PreflightFinding,
+    engine_findings,
+    settings_findings,
+    source_findings,
+)
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import CODECS, Capabilities
 
@@ -85,12 +91,15 @@ class ReplaySetup:
     """The task; None if the world does not depend on it."""
     left_out: str | None = None
     """What this replay leaves out of the fleet's links, as a line; None is nothing."""
+    inputs: Inputs = field(default_factory=Inputs)
+    """Hashes of what was read."""
 
     def findings(self) -> Iterator[PreflightFinding]:
         """Yield the warnings about settings before the first round."""
         data, trains = self.data, self.experiment.trains_in_replay
         n_k = None if data is None else np.array([len(rows) for rows in data.train_rows])
         yield from settings_findings(self.experiment, trains=trains, n_k=n_k)
+        yield from source_findings(self.inputs)
         if self.left_out is not None:
             yield PreflightFinding("not-replayed", self.left_out, "warning")
         if self.artifact is not None:
@@ -114,8 +123,12 @@ class LinearFleet:
     laws: tuple[LinearLaw, ...]
 
 
-def setup_of(experiment: Experiment) -> ReplaySetup:
+def setup_of(experiment: Experiment, dataset: Dataset | None = None) -> ReplaySetup:
     """Set up the replay of an experiment.
+
+    Args:
+        experiment: The experiment.
+        dataset: Its examples, if they are loaded already.
 
     Raises:
         ExperimentError: Its fleet cannot be replayed.
@@ -124,9 +137,17 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
         TaskError: Its model is not available.
         BackendError: The cost of training cannot be measured.
     """
+    reader = InputReader(experiment)
+    with reader.reading():
+        setup = _setup_of(experiment, dataset)
+    read = None if setup.data is None else setup.data.dataset
+    return replace(setup, inputs=reader.read(read, setup.experiment))
+
+
+def _setup_of(experiment: Experiment, dataset: Dataset | None) -> ReplaySetup:
     _check(experiment)
     has_profiles = all(group.model is None for group in experiment.fleet)
-    setup = (_profile_fleet_setup if has_profiles else _linear_fleet_setup)(experiment)
+    setup = (_profile_fleet_setup if has_profiles else _linear_fleet_setup)(experiment, dataset)
     cohorts_from = experiment.replay.cohorts_from
     if cohorts_from is None:
         return setup
@@ -239,12 +260,12 @@ def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
     )
 
 
-def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
+def _linear_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> ReplaySetup:
     fleet, data = linear_fleet_of(experiment), None
     attacks = _attacks_by_row(experiment, fleet.names)
     examples: Ints = np.ones(len(fleet.names), dtype=np.int64)
     if experiment.trains_in_replay:
-        dataset = load_examples(experiment, os.environ)
+        dataset = dataset or load_examples(experiment, os.environ)
         data, examples = _examples(experiment, dataset, fleet.names, attacks)
     seed = experiment.seed_for("traces")
 
@@ -281,7 +302,7 @@ def _attacks_by_row(experiment: Experiment, names: DeviceNames) -> dict[int, Att
     return {row: attacks[name] for row, name in enumerate(names) if name in attacks}
 
 
-def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
+def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> ReplaySetup:
     if experiment.replay.cold_start_coding != "not_previous":
         raise ExperimentError(
             'replay.cold_start_coding: must be "not_previous" for devices with profiles, got '
@@ -300,10 +321,10 @@ def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
                 "of this machine with fairbed record"
             )
     if is_vector_fleet(experiment):
-        return _vector_fleet_setup(experiment)
+        return _vector_fleet_setup(experiment, dataset)
     devices = plan_fleet(_in_reference_cores(experiment), os.environ)
     names = [device.spec.name for device in devices]
-    dataset = load_examples(experiment, os.environ)
+    dataset = dataset or load_examples(experiment, os.environ)
     experiment = with_costs(experiment, dataset)
     costs = experiment.replay.task_costs
     assert costs is not None, "with_costs has set it"
@@ -371,7 +392,7 @@ def _first_and_more(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
+def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> ReplaySetup:
     if experiment.cell:
         raise ExperimentError(
             f"cell: must not be given for {experiment.devices:,} devices, got "
@@ -384,7 +405,7 @@ def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
             "set can be divided among them; 200 is usual"
         )
     fleet = vector_fleet_of(experiment)
-    dataset = load_examples(experiment, os.environ)
+    dataset = dataset or load_examples(experiment, os.environ)
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, fleet.names, {})
     conditions = fleet.means, fleet.varying

@@ -41,6 +41,7 @@ from fairbed.testbed.emulation.placement import fitting_dilation as fitting_dila
 from fairbed.testbed.emulation.placement import place
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice
+from fairbed.testbed.inputs import Inputs
 from fairbed.wire.artifact import Artifact
 
 DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
@@ -311,6 +312,17 @@ def settings_findings(
     for line in dict.fromkeys(map(defaults_of, experiment.fleet)):
         if line is not None:
             yield PreflightFinding("unknown-numbers", line, "warning")
+
+
+def source_findings(inputs: Inputs) -> Iterator[PreflightFinding]:
+    """Yield the source files of which this process has a former version."""
+    for name in inputs.stale:
+        yield PreflightFinding(
+            "stale-source",
+            f"{name} has changed since this program imported it, so this run has its former "
+            "version; start the program again",
+            "warning",
+        )
 
 
 def engine_findings(artifact: Artifact) -> Iterator[PreflightFinding]:

@@ -51,6 +51,7 @@ from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
 from fairbed.testbed.host.speed import work_costs
+from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.lab.audit import Audit as AuditLog
 from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
@@ -75,7 +76,7 @@ from fairbed.testbed.run.emulated_identities import (
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.notify import Notifier
-from fairbed.testbed.run.preflight import engine_findings, preflight_findings
+from fairbed.testbed.run.preflight import engine_findings, preflight_findings, source_findings
 from fairbed.testbed.run.stopping import StopControl, ended_by_signals, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
 from fairbed.testbed.run_accounts import (
@@ -229,7 +230,9 @@ async def _run(
     group: TaskGroup,
 ) -> End:
     experiment = plan.experiment
-    planned = plan_fleet(experiment, os.environ) if plan.knows_fleet else []
+    reader = InputReader(experiment)
+    with reader.reading():
+        planned = plan_fleet(experiment, os.environ) if plan.knows_fleet else []
     devices = [device.dilated(plan.dilation) for device in planned if not device.is_physical]
     names = [device.spec.name for device in planned]
     attacks = [device.spec.attack for device in planned]
@@ -257,7 +260,10 @@ async def _run(
         if backend is not None:
             await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
-            store, attempt, moved = await anyio.to_thread.run_sync(_open_store, plan, data, costs)
+            inputs = await anyio.to_thread.run_sync(reader.read, data.dataset)
+            store, attempt, moved = await anyio.to_thread.run_sync(
+                _open_store, plan, data, costs, inputs
+            )
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         notifier: Notifier | None = None
         try:
@@ -315,6 +321,7 @@ async def _run(
                 await _report_not_enrolled(endpoint, experiment.physical, stop.coordinator, waiting)
             for finding in chain(
                 engine_findings(artifact),
+                source_findings(inputs),
                 preflight_findings(experiment, devices, choice, plan.dilation),
             ):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
@@ -865,11 +872,12 @@ def _load(
 
 
 def _open_store(
-    plan: RunPlan, data: FleetData, costs: WorkCosts | None
+    plan: RunPlan, data: FleetData, costs: WorkCosts | None, inputs: Inputs
 ) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
     found = msgspec.structs.replace(
-        provenance(plan.origin, data, plan.origins), calibration=_calibration(plan, costs)
+        provenance(plan.origin, data, plan.origins, inputs.hashes),
+        calibration=_calibration(plan, costs),
     )
     if not (plan.folder / DATABASE).exists():
         return (

@@ -1,53 +1,138 @@
-"""Comparisons that printed numbers without what makes them comparable."""
+"""Cases of comparisons: benign devices of a clean baseline, and warnings that runs have."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 
+from fairbed.coordinator.report.html import write_report
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 
-GRIDS = Path(__file__).parent / "grids"
+ATTACK = """
+name = "attacked"
+rounds = 4
+[data]
+dataset = "digits"
+max_examples = 400
+[model]
+name = "softmax"
+[selection]
+policy = "uniform"
+per_round = 4
+[[fleet]]
+profile = "raspberry-pi-4b"
+count = 8
+malicious = { kind = "label-poisoning", share = 0.25 }
+"""
+
+GRID = """
+experiment = "attack.toml"
+seeds = [3]
+primary = "benign_accuracy_mean"
+[[arm]]
+name = "clean"
+set = { "fleet.0.malicious.share" = 0.0 }
+[[arm]]
+name = "too-few"
+set = { "fleet.0.malicious.share" = 0.1 }
+[[arm]]
+name = "attacked"
+"""
 
 
-def test_seeds_without_the_metric_do_not_vanish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """CoreFed with M = 1 has log U(Multi) in one of six seeds, and looked better than FedAvg."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    path = str(GRIDS / "missing-seeds.toml")
-    arguments = ["compare", path, "--out", "out", "--no-figures", "--jobs", "1"]
-    assert main(arguments) == 0
-    text = capsys.readouterr().out
-    why = "the loss of a device is at least aggregation.M = 1"
-    lacking = "undefined in 2 of 6 seeds of fedavg, 5 of 6 seeds of corefed"
-    assert f"warning: primary: log U(Multi) is {lacking} ({why}); no arm has a verdict" in text
-    tables = [line.split() for line in text.splitlines()]
-    (fedavg,) = [line for line in tables if line[:1] == ["fedavg"] and line[-1:] == ["4/6"]]
-    assert fedavg[1].startswith("-")
-    (corefed,) = [line for line in tables if line[:1] == ["corefed"] and "1/6" in line]
-    assert corefed[-2:] == ["no", "verdict"]
-    assert [line[-1] for line in tables if line[-1:] and line[-1].startswith("n=")] == [
-        "n=4/6",
-        "n=1/6",
-    ]
+    return tmp_path
 
-    found = json.loads(Path("out/compare.json").read_text(encoding="utf-8"))
-    gaps = found["arms"][1]["differences"]
-    assert {gap["judgement"] for gap in gaps.values()} == {"no verdict"}
-    assert gaps["utility_log_product"]["n"] == 1
-    assert all(lacking in gap["reason"] for gap in gaps.values())
-    undefined = [cell["missing"].get("utility_log_product") for cell in found["cells"]]
-    assert undefined.count(why) == 7
 
-    rows = csv.DictReader(Path("out/compare.csv").read_text(encoding="utf-8").splitlines())
-    counts = {
-        row["arm"]: (row["n"], row["seeds"], row["difference_n"], row["undefined"])
-        for row in rows
-        if row["metric"] == "utility_log_product"
-    }
-    assert counts == {"fedavg": ("4", "6", "", why), "corefed": ("1", "6", "1", why)}
-    tex = Path("out/compare.tex").read_text(encoding="utf-8")
-    assert "$n=4/6$" in tex
-    assert r"$^{\ddagger}$ Not tested" in tex
+def test_without_a_malicious_device_all_are_benign(folder: Path) -> None:
+    (folder / "attack.toml").write_text(ATTACK)
+    (folder / "grid.toml").write_text(GRID)
+    assert main(["compare", "grid.toml", "--no-figures", "--jobs", "1"]) == 0
+    found = json.loads((folder / "comparisons" / "grid" / "compare.json").read_bytes())
+    by_arm = {cell["arm"]: cell["values"] for cell in found["cells"]}
+    clean, attacked = by_arm["clean"], by_arm["attacked"]
+    for key in ("accuracy_mean", "accuracy_worst10", "accuracy_variance"):
+        assert clean[f"benign_{key}"] == pytest.approx(clean[key])
+    assert (clean["malicious_selections"], clean["malicious_weight"]) == (0.0, 0.0)
+    assert {**clean, "wall_s": 0.0} == {**by_arm["too-few"], "wall_s": 0.0}
+    assert attacked["benign_accuracy_mean"] < clean["benign_accuracy_mean"]
+    with RunReader(folder / "comparisons" / "grid" / "runs" / "clean" / "3") as reader:
+        summary = summarise_run(reader)
+        write_report([reader], folder / "page.html", None, has_figures=False)
+    assert summary.attackers is not None
+    assert summary.attackers.kinds == {}
+    lines = summary_table(summary).splitlines()
+    assert (
+        "malicious  none: 0.0 % of the devices, 0.0 % of the selections, 0.0 % of the weight"
+        in (lines)
+    )
+    assert any(line.startswith("benign     accuracy: mean 0.") for line in lines)
+    assert "Malicious devices:" not in (folder / "page.html").read_text()
+
+
+def test_runs_without_any_attack_have_no_metrics_of_one(folder: Path) -> None:
+    plain = ATTACK.replace('malicious = { kind = "label-poisoning", share = 0.25 }', "")
+    (folder / "attack.toml").write_text(plain)
+    arms = '[[arm]]\nname = "one"\n[[arm]]\nname = "two"\nset = { "training.epochs" = 2 }\n'
+    (folder / "grid.toml").write_text(f'experiment = "attack.toml"\nseeds = 1\n{arms}')
+    assert main(["compare", "grid.toml", "--no-figures", "--jobs", "1"]) == 0
+    found = json.loads((folder / "comparisons" / "grid" / "compare.json").read_bytes())
+    keys = {metric["key"] for metric in found["metrics"]}
+    assert "accuracy_mean" in keys
+    assert not any("benign" in key or "malicious" in key for key in keys)
+
+
+WEIGHTED = """
+name = "weighted"
+rounds = 3
+[data]
+dataset = "digits"
+max_examples = 400
+[model]
+name = "softmax"
+[aggregation]
+rule = "corefed"
+M = 1.0
+[selection]
+policy = "uniform"
+per_round = 4
+[[fleet]]
+profile = "raspberry-pi-4b"
+count = 8
+"""
+
+TWICE = """
+experiment = "weighted.toml"
+seeds = 2
+[[arm]]
+name = "plain"
+[[arm]]
+name = "twice"
+set = { "selection.policy" = "weighted", "aggregation.weights" = "n", "aggregation.M" = 30.0 }
+"""
+
+
+def test_warnings_of_runs_reach_the_comparison_with_their_number(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "weighted.toml").write_text(WEIGHTED)
+    (folder / "grid.toml").write_text(TWICE)
+    assert main(["compare", "grid.toml", "--no-figures", "--jobs", "1"]) == 0
+    printed = capsys.readouterr().out
+    (losses,) = [line for line in printed.splitlines() if line.startswith("warning: losses ")]
+    (twice,) = [line for line in printed.splitlines() if line.startswith("warning: counted-twice ")]
+    assert losses.startswith("warning: losses in 2 of 4 runs (plain): ")
+    assert twice.startswith("warning: counted-twice in 2 of 4 runs (twice): ")
+    out = folder / "comparisons" / "grid"
+    found = json.loads((out / "compare.json").read_bytes())["warnings"]
+    assert losses.removeprefix("warning: ") in found
+    runs = [str(out / "runs" / arm / "0") for arm in ("plain", "twice")]
+    assert main(["report", *runs, "--out", "page.html", "--no-figures"]) == 0
+    page = (folder / "page.html").read_text()
+    assert "losses in 1 of 2 runs" in page
+    assert "counted-twice in 1 of 2 runs" in page

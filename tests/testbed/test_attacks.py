@@ -31,8 +31,10 @@ def test_the_defence_keeps_the_accuracy_that_the_attack_destroys(tmp_path: Path)
     honest = summary_of(tmp_path / "honest", "replay", "fleet.0.malicious.share=0.0")
     undefended = summary_of(tmp_path / "undefended", "replay", "aggregation.defence=none")
     defended = summary_of(tmp_path / "defended", "replay")
-    assert honest.attackers is None
+    assert honest.attackers is not None
+    assert honest.attackers.kinds == {}
     assert honest.accuracy.mean is not None
+    assert benign_accuracy(honest) == honest.accuracy.mean
     assert {d.name: d.malicious for d in defended.fleet if d.malicious} == MALICIOUS
     assert benign_accuracy(undefended) < 0.6
     assert benign_accuracy(defended) > honest.accuracy.mean - 0.03

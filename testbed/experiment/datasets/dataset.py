@@ -69,6 +69,8 @@ class Dataset:
     source: str
     """Origin and licence, one line."""
     origin: Origin
+    whole_sha256: str = ""
+    """Hash of the set from which `max_examples` has drawn these; empty: these are all."""
 
     @property
     def n(self) -> int:

@@ -4,6 +4,7 @@ Each draw has its own random stream, so that a change of one draw does not affec
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def load(
         whole = load_function(config, always_twice=always_twice)
     else:
         whole = _load_all(config, generator(seed, Draw.GENERATE), environment)
-    return subsample(for_task(whole, task), config.max_examples, seed)
+    taken = subsample(for_task(whole, task), config.max_examples, seed)
+    return taken if taken is whole else replace(taken, whole_sha256=whole.sha256)
 
 
 def subsample(dataset: Dataset, max_examples: int | None, seed: int) -> Dataset:

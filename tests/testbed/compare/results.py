@@ -68,7 +68,7 @@ def result(
     known["virtual_s"] = round_s * EVALUATIONS
     known |= values
     reasons = {key: missing for key, value in known.items() if value is None}
-    measured = RunMeasures(values=known, missing=reasons, size=SIZE, curves=run)
+    measured = RunMeasures(values=known, missing=reasons, size=SIZE, curves=run, has_attack=True)
     return CellResult(
         arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", outcome=CellOutcome(measured=measured)
     )

@@ -231,11 +231,10 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_host_that_lacks_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_lacks_a_file_is_refused() -> None:
     missing = [NeededFile(path="/no/such.npz", is_data=False, sha256="00")]
-    monkeypatch.setattr(cluster_pool, "needed_files", lambda experiments: missing)
     with pytest.raises(ClusterError) as caught:
-        check_files(FakeCluster(1), grid_of())  # type: ignore[arg-type]  # same methods
+        check_files(FakeCluster(1), missing)  # type: ignore[arg-type]  # same methods
     assert str(caught.value) == (
         "host host-0: /no/such.npz must be the file of this machine, got none; copy it there"
     )

@@ -176,5 +176,7 @@ def test_the_page_has_the_seeds_of_a_metric_that_some_runs_lack(make: Make) -> N
     assert str(other).endswith(" n=1/2")
     assert isinstance(gap, HtmlCell)
     assert gap.text.endswith(" n=1 no verdict")
-    (note,) = [line for line in page.notes if line.startswith("Undefined: mean error of predictions")]
+    (note,) = [
+        line for line in page.notes if line.startswith("Undefined: mean error of predictions")
+    ]
     assert "1 of 2 seeds of policy-uniform (too few timed exchanges with a prediction)" in note

@@ -26,8 +26,8 @@ def grid_of(folder: Path, arms: str) -> Grid:
 
 
 def enter(out: Path, grid: Grid) -> str:
-    with grid_folder(out, grid) as manifest:
-        return manifest.grid
+    with grid_folder(out, grid) as folder:
+        return folder.manifest.grid
 
 
 def test_the_folder_has_the_experiment_of_each_arm_and_accepts_more_arms(tmp_path: Path) -> None:
