@@ -12,7 +12,6 @@ from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.grid import Grid, make_grid
 from fairbed.testbed.compare.measures import RunCurves, RunMeasures
 from fairbed.testbed.compare.needed_files import (
-from tests.testbed.compare.results import SIZE
     GridInputs,
     NeededFile,
     Needs,
@@ -20,6 +19,7 @@ from tests.testbed.compare.results import SIZE
     inputs_of_grid,
     reads_files,
 )
+from tests.testbed.compare.results import SIZE
 
 PROFILE = Path(__file__).parents[3] / "profiles" / "devices" / "raspberry-pi-4b.toml"
 

@@ -1,0 +1,1 @@
+"""Inputs as their authors wrote them."""
