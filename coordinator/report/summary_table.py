@@ -54,7 +54,7 @@ MAX_INPUTS = 8
 NOTABLE_SHARE = 0.001
 """Smallest share of the exchange times in no phase that is printed."""
 
-TOO_FEW = f"timed: n of N exchanges; a median needs {LEAST} of them, and half of all of the device"
+TOO_FEW = f"timed: n of N exchanges; a median needs n of {LEAST} or more, and half of N"
 """Line below a table of devices in which medians are missing."""
 
 NOTABLE_DIVERGENCE = 1e-6

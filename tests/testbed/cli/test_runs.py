@@ -106,7 +106,7 @@ def test_show_fits_a_narrow_terminal(
     assert lines[first + 1].startswith(" " * 11)
     assert lines[first + 1].strip()
     (heading,) = [line for line in lines if line.startswith("device ")]
-    assert {"sel rate", "tau s", "accuracy"} <= set(re.split(r"  +", heading))
+    assert {"sel rate", "median s", "accuracy"} <= set(re.split(r"  +", heading))
     assert "profile" not in heading
 
 
