@@ -1,4 +1,4 @@
-"""Runs one after the other over agents that stay: nothing of an earlier run counts in a later one."""
+"""Runs one after the other over agents that stay: no earlier run counts in a later one."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import (
     COLD,
     DOWN,
