@@ -7,7 +7,7 @@ from benchmarks import context_check
 from fairbed.testbed.errors import UsageError
 
 
-@pytest.mark.parametrize(("kind", "fleets"), [("constant", 5), ("mixed", 3), ("traces", 1)])
+@pytest.mark.parametrize(("kind", "fleets"), [("constant", 3), ("mixed", 3), ("traces", 2)])
 def test_no_honest_device_of_a_drawn_fleet_is_suspected(kind: str, fleets: int) -> None:
     row = context_check.Row(kind=kind)
     for seed in range(fleets):
