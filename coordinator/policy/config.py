@@ -344,9 +344,9 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """An exchange that missed the deadline is ignored by the estimator, as in the paper, or teaches
     it the deadline as a lower bound of the time."""
     context_check: Annotated[float, Meta(ge=1.5, le=1000.0)] | None = None
-    """Factor between claimed and measured, against the rest of the fleet, above which a claim of a
-    context is replaced by what exchanges show; not set: contexts are used as claimed. 5 is more
-    than the cores of one family of boards differ."""
+    """Factor between claimed and measured above which a claim of a context is replaced by what
+    exchanges show; not set: contexts are used as claimed. 5 is more than the times of honest
+    devices vary."""
     miss_limit: Annotated[int, Meta(ge=0)] = 3
     """Deadlines missed in a row after which a device is selected only as often as its guarantee
     requires; an exchange that holds a round up and gives no update counts, too. 0: no limit. Not

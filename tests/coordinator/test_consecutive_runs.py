@@ -1,4 +1,4 @@
-"""Runs one after the other over agents that stay: an earlier run counts for nothing in a later."""
+"""Runs one after the other over agents that stay: no earlier run counts in a later one."""
 
 from dataclasses import dataclass
 from pathlib import Path
