@@ -189,7 +189,7 @@ class LinearWorld:
         return Exchanges(
             started_s=now,
             signal_s=zero_s,
-            **{name: phases_s.get(name, zero_s) for name in PHASE_COLUMNS},
+            **{name: phases_s.get(name, zero_s) for name in PHASE_COLUMNS},  # type: ignore[arg-type]
             upload_s=upload_s,
             is_upload_seen=False,
             was_cold=self._is_cold[rows],

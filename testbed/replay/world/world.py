@@ -8,7 +8,6 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -44,7 +43,7 @@ class ModelFault:
         if cls.raises:
             raise error
         last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{'/'.join(PurePath(last.filename).parts[-3:])}:{last.lineno}"
+        where = f"{'/'.join(last.filename.split('/')[-3:])}:{last.lineno}"
         line = " ".join(f"{type(error).__name__}: {error}".split())
         trace = "".join(traceback.format_exception(error))
         return cls(row, during, f"{line} ({where})", trace)
