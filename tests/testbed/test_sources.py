@@ -1,12 +1,12 @@
 """Which source files a part of the user consists of."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from fairbed.testbed import sources as module
 from fairbed.testbed.sources import UNREADABLE, imports_in, sources_of
 
 Write = Callable[..., None]
@@ -123,7 +123,7 @@ def test_of_a_program_only_what_a_registered_part_uses_counts(
         """Stands for the class of the program."""
 
     Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
-    monkeypatch.setitem(module.sys.modules, "__main__", main)
+    monkeypatch.setitem(sys.modules, "__main__", main)
 
     def found(text: str) -> dict[str, str]:
         Path(main.__file__ or "").write_text(text)
