@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -300,10 +301,12 @@ def _others(
 ) -> dict[str, str]:
     """Return files that parts have opened themselves, such as weights, by the name to show.
 
-    The costs of a run count as numbers, not as files.
+    The costs of a run count as numbers, not as files. Modules are among the sources; whether their
+    import opens them depends on what Python has compiled before.
     """
     run = os.path.realpath(experiment.replay.costs_from) + os.sep
-    files = [file for file in _described(opened) if not file.here().startswith(run)]
+    data = (file for file in opened if not file.endswith(tuple(all_suffixes())))
+    files = [file for file in _described(data) if not file.here().startswith(run)]
     named = {shown_path(file.here()): file.sha256 for file in files}
     return {name: sha for name, sha in named.items() if name not in inputs}
 

@@ -133,6 +133,7 @@ def test_a_change_of_any_input_does_its_cells_again_and_no_others(
         assert {name for _, name in edits} <= {name for name in own if own[name] != old[name]}
 
 
+@pytest.mark.full
 def test_a_run_that_began_between_two_edits_is_not_continued(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +163,7 @@ def test_runs_that_differ_in_an_input_are_compared_with_a_warning(
     assert "data inputs_data:load differs between the runs" in Path("page.html").read_text()
 
 
+@pytest.mark.full
 def test_a_cell_of_a_grid_is_shown_with_a_warning(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
