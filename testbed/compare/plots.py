@@ -384,4 +384,5 @@ def _spread(arms: Sequence[ArmSummary], key: str) -> Floats:
     estimates = [arm.values[key] for arm in arms]
     below = [0.0 if value.low is None else value.mean - value.low for value in estimates]
     above = [0.0 if value.high is None else value.high - value.mean for value in estimates]
-    return np.array([below, above])
+    lengths: Floats = np.maximum([below, above], 0.0)  # the logarithm of equal values is rounded
+    return lengths

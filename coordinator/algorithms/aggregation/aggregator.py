@@ -301,7 +301,7 @@ class RunningMerge:
             self._params.add(-total_c, sent)
             self._equal.add(-float(n_updates), sent)
             d, mean = self._params.scaled(total_b / total_c), self._equal.scaled(1.0 / n_updates)
-            return server.step(sent, with_length_of(d, mean))
+            return server.step(sent, with_length_of(d, mean, total_b))
         if _replaces(server):
             # w + d without the difference, which would round: (sum c_k w_k + (H - C) w) / H.
             divisor = total_c / total_b
@@ -392,7 +392,7 @@ class StoredMerge:
         else:
             d = gradient.combine(updates, a)
             if parts.is_normalised:
-                with_length_of(d[:n_params], self._mean_change(models, scale))
+                with_length_of(d[:n_params], self._mean_change(models, scale), 1.0)
             params = parts.server.step(begun.sent[:n_params], d[:n_params])
             buffers = begun.sent[n_params:] + d[n_params:]
         return np.concatenate([params, buffers.astype(np.float32)])
@@ -404,7 +404,8 @@ class StoredMerge:
         """
         server, sent = self._parts.server, self._begun.sent[: self._begun.n_params]
         if self._parts.is_normalised:
-            d = with_length_of(self._change(models, b), self._mean_change(models, scale))
+            mean = self._mean_change(models, scale)
+            d = with_length_of(self._change(models, b), mean, total_of(b))
             return server.step(sent, d)
         if not _replaces(server):
             return server.step(sent, self._change(models, b))

@@ -112,13 +112,24 @@ def add_scaled(total: Floats, factor: float, x: Vector) -> None:
 
 SHORTEST_STEP = 1e-12
 """A shorter vector has no direction."""
+CANCELLED = 1e-6
+"""Nor has a weighted sum so much shorter than the mean, relative to its weights: float32 models
+are exact to 6e-8."""
 
 
-def with_length_of(d: Floats, other: Floats) -> Floats:
-    """Return d |other| / |d|, in place, both of shape (size,); d itself if it has no direction."""
-    length = math.sqrt(_squared_norm(d))
-    if length >= SHORTEST_STEP and math.isfinite(length):
-        d *= math.sqrt(_squared_norm(other)) / length
+def with_length_of(d: Floats, other: Floats, total: float) -> Floats:
+    """Return d |other| / |d|, in place; d itself if it has no direction.
+
+    A sum whose terms cancel has none: its direction is that of their rounding.
+
+    Args:
+        d: A weighted sum of changes, shape (size,).
+        other: Their mean, shape (size,).
+        total: Sum of the weights in d.
+    """
+    length, wanted = math.sqrt(_squared_norm(d)), math.sqrt(_squared_norm(other))
+    if length >= max(SHORTEST_STEP, CANCELLED * total * wanted) and math.isfinite(length):
+        d *= wanted / length
     return d
 
 

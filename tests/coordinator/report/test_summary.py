@@ -217,7 +217,7 @@ def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
     assert "30 of 30 (1 void)" in lines[1]
     assert lines[3].startswith("spread     variance ")
     assert lines[4].startswith("noise      identical devices would show worst 10 % 0.")
-    assert lines[5].startswith("corrected  worst 10 % 0.")
+    assert lines[5].startswith("corrected  worst 10 %, shrunken 0.")
     assert lines.pop(6).startswith("note       mostly noise of the test sets: ")
     assert "(115 of 116 timed); 1 late" in lines[6]
     assert "guarantee of 0.15 kept" in lines[8]
@@ -331,7 +331,7 @@ def test_the_noise_of_the_tests_stands_beside_worst_best_and_variance(
     assert f"best 10 % {a.best10:.3f} (noise {shares['best 10 %']}), " in text
     assert f"variance {a.variance:.4f} (noise {shares['variance']}), " in text
     assert f"worst 10 % {noise.worst10:.3f} ± {noise.worst10_std:.3f}, best" in text
-    assert f"corrected  worst 10 % {noise.worst10_shrunken:.3f} (shrunken), " in text
+    assert f"corrected  worst 10 %, shrunken {noise.worst10_shrunken:.3f}; " in text
     shown = msgspec.json.decode(msgspec.json.encode(summary))["accuracy"]["noise"]
     assert shown["variance_corrected"] == noise.variance_corrected
     assert shown["worst10_share"] == noise.worst10_share
