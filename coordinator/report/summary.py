@@ -222,16 +222,14 @@ def summarise_run(
         exchanges,
     )
     exchange = _exchanges(exchanges)
-    notes = [
-        *_evaluation_notes([row.name for row in devices], device_metrics, metrics, test_bytes),
-        *noise_warning(
-            {
-                "": model["accuracy"].noise,
-                "on benign devices": attackers.noise if attackers else None,
-                "of the personal models": own_models.noise if own_models else None,
-            }
-        ),
-    ]
+    notes = _evaluation_notes([row.name for row in devices], device_metrics, metrics, test_bytes)
+    noise = noise_warning(
+        {
+            "": model["accuracy"].noise,
+            "on benign devices": attackers.noise if attackers else None,
+            "of the personal models": own_models.noise if own_models else None,
+        }
+    )
     return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
@@ -252,7 +250,7 @@ def summarise_run(
             for row in alerts
         ],
         divergence=_divergence(diverged),
-        warnings=_warnings(warned, alerts, exchange, notes),
+        warnings=_warnings(warned, alerts, exchange, {"evaluation": notes, "test-noise": noise}),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -264,7 +262,7 @@ def summarise_run(
         aggregated={row.name: row.aggregated for row in fleet},
         task=info.row.task,
         **model,
-        evaluation_notes=notes,
+        evaluation_notes=[*notes, *noise],
         exchange=exchange,
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds, has_guarantee=info.plan.beta is not None),
@@ -453,12 +451,12 @@ def _warnings(
     events: Mapping[str, tuple[int, str]],
     alerts: Sequence[AlertRow],
     exchange: ExchangeSummary,
-    notes: Sequence[str],
+    notes: Mapping[str, Sequence[str]],
 ) -> list[RunWarning]:
     """Return the warnings about the run as a whole, by kind.
 
     A new kind needs no line here: every event of level `warning` or `error` without a device
-    counts, every alert, and every note of the latest evaluation.
+    counts, every alert, and every note of the latest evaluation, given by kind.
     """
     found = dict(events)
     for kind in {row.kind for row in alerts}:
@@ -468,8 +466,7 @@ def _warnings(
         busy = f", {exchange.contended} because this machine was busy" if exchange.contended else ""
         text = f"{exchange.invalid} of {exchange.count} exchange times do not count{busy}"
         found["untimed"] = (exchange.invalid, text)
-    if notes:
-        found["evaluation"] = (len(notes), notes[0])
+    found |= {kind: (len(own), own[0]) for kind, own in notes.items() if own}
     return [RunWarning(kind=kind, count=n, text=text) for kind, (n, text) in sorted(found.items())]
 
 

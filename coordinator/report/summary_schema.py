@@ -509,7 +509,8 @@ class RunWarning(Struct, frozen=True, kw_only=True):
     """A kind of warning about a run as a whole, which a reader of its numbers needs."""
 
     kind: str
-    """Kind of its events or of its alert; `untimed` and `evaluation` follow from the summary."""
+    """Kind of its events or of its alert; `untimed`, `evaluation` and `test-noise`
+    follow from the summary."""
     count: int
     """Events, alerts or notes of this kind."""
     text: str

@@ -39,7 +39,6 @@ from fairbed.testbed.compare.measures import (
     RunCurves,
     RunSize,
     Scale,
-    noise_warning,
 )
 from fairbed.testbed.compare.run_warnings import warnings_of_runs
 from fairbed.testbed.compare.statistics import (
@@ -447,7 +446,6 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         comparisons=sum(gap.p is not None for arm in arms for gap in arm.differences.values()),
         warnings=[
             *_warnings(grid, arms, shown, has_training=has_training),
-            *noise_warning([cell.values for cell in done.all()]),
             *warnings_of_runs(results),
         ],
         metrics=[

@@ -3,7 +3,7 @@
 Virtual queues are computed for policies without queues, too: all arms have the same guarantee.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
-from fairbed.coordinator.algorithms.sampling_noise import HALF, SamplingNoise
+from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
 from fairbed.coordinator.report.device_time import device_seconds
-from fairbed.coordinator.report.quality import MORE_EXAMPLES
 from fairbed.coordinator.report.quantities import (
     ERROR_MEAN,
     ERROR_MEDIAN,
@@ -547,27 +546,6 @@ NOISE = "_noise"
 """Ends the key of a share of noise; before it is the key of the metric."""
 OF_NOISE = ("_shrunken", "_corrected", NOISE)
 """Ends of the keys of `_without_noise`."""
-
-
-def noise_warning(cells: Sequence[Mapping[str, float | None]]) -> list[str]:
-    """Return a line about metrics that are mostly noise of the test sets, with what to do.
-
-    Args:
-        cells: Values of each finished cell.
-    """
-    parts = []
-    for metric in METRICS:
-        if metric.key.endswith(NOISE):
-            known = [x for cell in cells if (x := cell.get(metric.key)) is not None]
-            often = sum(x > HALF for x in known)
-            if often:
-                parts.append(f"{metric.key.removesuffix(NOISE)} in {often} of {len(known)} cells")
-    if not parts:
-        return []
-    return [
-        f"mostly noise of the test sets: {', '.join(parts)}; read the columns shrunken and "
-        f"corrected, or {MORE_EXAMPLES}"
-    ]
 
 
 def inputs_in(provenance: Provenance) -> dict[str, str]:

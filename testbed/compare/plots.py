@@ -325,7 +325,7 @@ def _draw_curves(
         axes.errorbar(
             places,
             mean,
-            [mean - lowest, highest - mean],
+            np.maximum([mean - lowest, highest - mean], 0.0),  # a mean of equal values is rounded
             color=style.colour,
             marker=style.marker,
             markersize=4.0,

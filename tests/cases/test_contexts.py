@@ -29,7 +29,7 @@ def test_fast_devices_beside_slow_ones_are_not_suspected(tmp_path: Path) -> None
     assert f"contexts   {found.judged} of 300 exchanges judged" in summary_table(summary, None)
 
 
-@pytest.mark.parametrize("arm", ["rbcs-f-ridge-checked,speed=10.0", "rbcs-f-phases-later-checked"])
+@pytest.mark.parametrize("arm", ["rbcs-f-ridge-checked_speed-10.0", "rbcs-f-phases-later-checked"])
 def test_the_liars_of_the_grid_are_found_in_three_exchanges(arm: str) -> None:
     [experiment] = [a.experiment for a in load_grid(LIARS).arms if a.name == arm]
     setup = setup_of(experiment)

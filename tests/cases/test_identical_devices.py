@@ -43,7 +43,7 @@ def test_thirty_devices_with_twelve_tests_are_mostly_noise_in_grid_and_run(
     assert main(["compare", str(tmp_path / "alike.toml"), "--out", str(out), "--no-figures"]) == 0
     report = msgspec.json.decode((out / "compare.json").read_bytes())
     (warning,) = [line for line in report["warnings"] if "noise" in line]
-    assert warning.startswith("mostly noise of the test sets: accuracy_worst10 in 4 of 4 cells, ")
+    assert warning.startswith("test-noise in 4 of 4 runs (all arms): for example mostly noise of ")
     assert warning in capsys.readouterr().out
     with RunReader(out / "runs" / "fedavg" / "0") as reader:
         summary = summarise_run(reader)
