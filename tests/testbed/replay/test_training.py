@@ -194,8 +194,8 @@ def test_seeds_of_training_and_init_change_the_model(
 
 
 def test_a_device_that_diverges_has_failed_and_is_not_merged(tmp_path: Path) -> None:
-    steep = {"learning_rate": 1e15, "weight_decay": 1e3, "epochs": 2}
-    of = an_experiment(training=steep, rounds=2)
+    steep = {"learning_rate": 1e15, "epochs": 2}
+    of = an_experiment(model={"name": "mlp"}, training=steep, rounds=2)
     with pytest.raises(NothingAggregatedError, match="no update was aggregated in 2 rounds"):
         replay_experiment(of, tmp_path / "run", "run", lambda replayed: None)
     with RunReader(tmp_path / "run") as reader:
