@@ -34,12 +34,12 @@ from scipy import stats
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import Comparison, compare
-from fairbed.testbed.compare.differences import FAMILY_LEVEL, Sample, difference, on_scale
+from fairbed.testbed.compare.differences import FAMILY_LEVEL, ArmValues, difference, on_scale
 from fairbed.testbed.compare.grid import Arm, Grid, load_grid
 from fairbed.testbed.compare.measures import (
     MACHINE_TIME,
     METRICS,
-    Quantity,
+    MetricKind,
     RunMeasures,
     RunSize,
 )
@@ -246,13 +246,13 @@ def aa_coverage(pool: Sequence[RunMeasures], draws: int) -> list[Row]:
     ]
 
 
-def _sample(values: Sequence[float | None], sizes: Sequence[RunSize]) -> Sample:
+def _sample(values: Sequence[float | None], sizes: Sequence[RunSize]) -> ArmValues:
     known = {seed: value for seed, value in enumerate(values) if value is not None}
-    return Sample(values=known, sizes=dict(enumerate(sizes)), missing={})
+    return ArmValues(values=known, sizes=dict(enumerate(sizes)), missing={})
 
 
 def _holds_zero(
-    pool: Sequence[RunMeasures], key: str, quantity: Quantity, picked: Sequence[int]
+    pool: Sequence[RunMeasures], key: str, quantity: MetricKind, picked: Sequence[int]
 ) -> bool:
     """Return whether the interval of the difference of two halves of some runs contains 0."""
     runs = [pool[at] for at in picked]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
-from fairbed.coordinator.report.quantities import Sample
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store.reader import ContextMeans, RunReader
 from fairbed.coordinator.store.tables import EventRow, ExchangeRow, TruthRow
 from fairbed.wire.messages import DEVICE_PHASES
@@ -97,11 +97,11 @@ class SlowestPhase:
     phase: str
     phase_s: float
     tau_s: float
-    sample: Sample
+    sample: SampleCount
     """Timed exchanges of which these are the medians, of all of the newest ones."""
 
 
-def slowest_phase(rows: Sequence[ExchangeRow]) -> SlowestPhase | Sample:
+def slowest_phase(rows: Sequence[ExchangeRow]) -> SlowestPhase | SampleCount:
     """Return the slowest phase of the newest `RECENT` exchanges, or of how few it would be.
 
     The wait for an upload grant is the coordinator's time, and no phase of the device.
@@ -111,7 +111,7 @@ def slowest_phase(rows: Sequence[ExchangeRow]) -> SlowestPhase | Sample:
     """
     newest = rows[-RECENT:]
     measured = [x for x in newest if x.outcome == "done" and x.is_valid and x.tau_s is not None]
-    sample = Sample(len(measured), len(newest))
+    sample = SampleCount(len(measured), len(newest))
     if sample.why_none:
         return sample
     medians = {

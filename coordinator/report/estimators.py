@@ -18,7 +18,7 @@ from fairbed.coordinator.algorithms.estimation.prequential import (
 )
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.policy.config import SelectionConfig
-from fairbed.coordinator.report.quantities import LEAST, MISSING, Sample, of_enough, percent
+from fairbed.coordinator.report.quantities import LEAST, MISSING, SampleCount, of_enough, percent
 from fairbed.coordinator.state.registry import LINK_BOUNDS_BPS
 from fairbed.coordinator.store.reader import PlannedSelection, RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, FleetContextRow
@@ -77,7 +77,7 @@ def stated(found: Mapping[str, Errors], reader: RunReader) -> dict[str, Errors]:
 
 
 def _stated(errors: Errors, of: int) -> Errors:
-    sample, bounded = Sample(errors.count, of), Sample(errors.bounded, of)
+    sample, bounded = SampleCount(errors.count, of), SampleCount(errors.bounded, of)
     has_numbers = not sample.why_none
     return replace(
         errors,

@@ -11,7 +11,7 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.report.quality import examples_text, spread_of, whole_percent
 from fairbed.coordinator.report.quantities import (
     QUEUE_SUM,
-    Sample,
+    SampleCount,
     clock,
     energy,
     percent,
@@ -78,7 +78,7 @@ class RoundTime:
     """Devices that were the slowest of a round, and of how many; most frequent first."""
     phases_s: dict[str, float]
     """Time of the slowest exchanges by phase, of rounds in which it is timed; the longest first."""
-    timed: Sample
+    timed: SampleCount
     """These rounds, of all that are not void."""
 
     @property
@@ -113,7 +113,7 @@ def read_round_time(reader: RunReader) -> RoundTime:
         close_s=sum(row[4] for row in rounds),
         waits=tuple(sorted(waits.items(), key=lambda item: (-item[1], item[0]))),
         phases_s={phase: total for phase, total in by_phase if total > 0.0},
-        timed=Sample(len(slowest), len(rounds)),
+        timed=SampleCount(len(slowest), len(rounds)),
     )
 
 

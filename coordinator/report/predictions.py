@@ -15,7 +15,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.intervals import ConformalIntervals
-from fairbed.coordinator.report.quantities import Sample
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.wire.messages import DEVICE_PHASES
@@ -70,7 +70,7 @@ class Predictions:
 class PredictionErrors:
     """Errors of some exchanges; None if too few of them count."""
 
-    sample: Sample
+    sample: SampleCount
     """Exchanges that count, of all."""
     median_ape: float | None
     """Median of |tau_hat - tau| / tau."""
@@ -80,7 +80,7 @@ class PredictionErrors:
     """Share within their 80 % interval, of those with a bounded one."""
     width: float | None
     """Median of the width of the interval / tau_hat, of those with a bounded one."""
-    bounded: Sample
+    bounded: SampleCount
     """Exchanges that count and have a bounded interval, of all."""
 
 
@@ -192,7 +192,7 @@ def errors_of(
     low_s, high_s = found.low_s[counted], found.high_s[counted]
     is_bounded = np.isfinite(high_s)
     is_inside = ((low_s <= tau_s) & (tau_s <= high_s))[is_bounded]
-    sample, bounded = Sample(len(error), total), Sample(len(is_inside), total)
+    sample, bounded = SampleCount(len(error), total), SampleCount(len(is_inside), total)
     has_errors, has_intervals = not sample.why_none, not bounded.why_none
     return PredictionErrors(
         sample=sample,
@@ -244,7 +244,7 @@ def parts_of_residual(found: Predictions) -> list[PartOfResidual]:
     rest and (negative) prediction with the residual add up to its variance. Too few exchanges have
     no parts.
     """
-    sample = Sample(len(found.device), len(found.every_round))
+    sample = SampleCount(len(found.device), len(found.every_round))
     if sample.why_none:
         return []
     _, group = np.unique(np.array(found.device), return_inverse=True)

@@ -18,7 +18,7 @@ LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class SharedNumber:
     """A number that several readers print."""
 
     name: str
@@ -27,31 +27,35 @@ class Quantity:
     """Which statistic it is, and over what; without a full stop."""
 
 
-QUEUE_SUM = Quantity(
+QUEUE_SUM = SharedNumber(
     "virtual queues: sum", "Sum of the virtual queues over devices after the newest closed round"
 )
-QUEUE_LARGEST = Quantity(
+QUEUE_LARGEST = SharedNumber(
     "virtual queues: largest", "Largest virtual queue of a device after the newest closed round"
 )
-QUEUE_MEAN_SUM = Quantity(
+QUEUE_MEAN_SUM = SharedNumber(
     "virtual queues: mean sum", "Mean over all rounds of the sum of the virtual queues"
 )
-QUEUE_MAX = Quantity(
+QUEUE_MAX = SharedNumber(
     "virtual queues: max", "Largest virtual queue of a device after any round of the run"
 )
-ROUND_MEDIAN = Quantity("median round", "Median duration of the rounds that are not void, seconds")
-TAU_MEDIAN = Quantity("median exchange", "Median exchange time of the timed exchanges, seconds")
-TAU_P95 = Quantity("p95 exchange", "95th percentile of the exchange time of the timed exchanges")
-ERROR_MEAN = Quantity(
+ROUND_MEDIAN = SharedNumber(
+    "median round", "Median duration of the rounds that are not void, seconds"
+)
+TAU_MEDIAN = SharedNumber("median exchange", "Median exchange time of the timed exchanges, seconds")
+TAU_P95 = SharedNumber(
+    "p95 exchange", "95th percentile of the exchange time of the timed exchanges"
+)
+ERROR_MEAN = SharedNumber(
     "mean error of predictions", "Mean of |predicted - measured| / measured, second half of rounds"
 )
-ERROR_MEDIAN = Quantity(
+ERROR_MEDIAN = SharedNumber(
     "median error of predictions", "Median of the same errors, second half of the rounds"
 )
-ENERGY = Quantity("energy", "Sum of the known energies of exchanges, joules")
+ENERGY = SharedNumber("energy", "Sum of the known energies of exchanges, joules")
 
 
-class Sample(Struct, frozen=True):
+class SampleCount(Struct, frozen=True):
     """The exchanges behind a number."""
 
     n: int
@@ -83,15 +87,15 @@ class Sample(Struct, frozen=True):
         return f"{self.n:,} of {self.of:,}"
 
 
-NO_SAMPLE = Sample(0, 0)
+NO_SAMPLE = SampleCount(0, 0)
 
 
-def of_enough(value: float | None, sample: Sample) -> float | None:
+def of_enough(value: float | None, sample: SampleCount) -> float | None:
     """Return a statistic, or None if it is of too few exchanges."""
     return None if value is None or sample.why_none else value
 
 
-def cell(text: str, value: float | None, sample: Sample) -> str:
+def cell(text: str, value: float | None, sample: SampleCount) -> str:
     """Return the text of a number in a table, or why there is none."""
     return sample.mark if value is None and sample.why_none else text
 
@@ -152,7 +156,7 @@ def energy(value_j: float | None) -> str:
     return f"{value_j:.2g} J" if value_j < 9.95 else f"{_prefixed(value_j, ' ')}J"
 
 
-def known_energy(value_j: float | None, sample: Sample) -> str:
+def known_energy(value_j: float | None, sample: SampleCount) -> str:
     """Return the text of an energy in a table, with its exchanges unless it is of all.
 
     `4.8 kJ`, `4.8 kJ of 105` exchanges; `n 9 of 20` in place of a sum of too few.

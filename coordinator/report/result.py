@@ -7,7 +7,7 @@ from fairbed.coordinator.report.quality import measure, noise_mark, noise_of, sp
 from fairbed.coordinator.report.quantities import (
     LEAST,
     TAU_MEDIAN,
-    Sample,
+    SampleCount,
     clock,
     energy,
     of_enough,
@@ -28,7 +28,7 @@ class SlowestDevice:
     device: str
     tau_s: float
     """Median over its timed exchanges."""
-    sample: Sample
+    sample: SampleCount
     """These, of all its exchanges."""
     phase: str
     phase_s: float
@@ -50,7 +50,7 @@ class RunResult:
     has_exchanges: bool
     energy_j: float | None
     """Known energy of all exchanges; None if it is unknown."""
-    energy_sample: Sample | None
+    energy_sample: SampleCount | None
     """Exchanges whose energy it is, of all; None if that is not known here."""
     alerts: tuple[str, ...]
     """Kinds of alerts with which the run ended."""
@@ -74,7 +74,7 @@ def result_of(reader: RunReader) -> RunResult:
             slowest=slowest_device(reader, times),
             has_exchanges=bool(times),
             energy_j=known.total_j if known else sum(joules.values()) if joules else None,
-            energy_sample=None if known is None else Sample(known.known, known.exchanges),
+            energy_sample=None if known is None else SampleCount(known.known, known.exchanges),
             alerts=tuple(alert.kind for alert in reader.standing_alerts()),
             is_emulated=all(device.kind == "emulated" for device in reader.devices()),
         )
@@ -85,7 +85,7 @@ def slowest_device(reader: RunReader, times: Sequence[DeviceTimes]) -> SlowestDe
     medians = [
         (tau_s, x.device, sample)
         for x in times
-        if (tau_s := of_enough(x.tau_s, sample := Sample(x.timed, x.exchanges))) is not None
+        if (tau_s := of_enough(x.tau_s, sample := SampleCount(x.timed, x.exchanges))) is not None
     ]
     if not medians:
         return None
@@ -131,7 +131,7 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
     return lines
 
 
-def _energy(value_j: float, sample: Sample | None) -> str:
+def _energy(value_j: float, sample: SampleCount | None) -> str:
     if sample is None:
         return f"{energy(value_j)} in exchanges, as far as it is known"
     if sample.why_no_total:

@@ -29,7 +29,7 @@ from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
 from fairbed.coordinator.report.quality import noise_of, noise_warning
-from fairbed.coordinator.report.quantities import Sample, of_enough, ratio, size
+from fairbed.coordinator.report.quantities import SampleCount, of_enough, ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
     AggregationSummary,
@@ -333,14 +333,14 @@ class _Measured:
 
     def __init__(self) -> None:
         self.values: dict[str, float | None] = {}
-        self.samples: dict[str, Sample] = {}
+        self.samples: dict[str, SampleCount] = {}
 
     def add(
         self, key: str, values: Sequence[float] | Floats, of: int | None = None, q: float = 50
     ) -> "_Measured":
         """Add a percentile of the known values; None: of as many exchanges as there are values."""
         known = np.asarray(values, dtype=np.float64)
-        sample = Sample(int(np.isfinite(known).sum()), len(known) if of is None else of)
+        sample = SampleCount(int(np.isfinite(known).sum()), len(known) if of is None else of)
         self.samples[key] = sample
         self.values[key] = of_enough(_percentile(known, q), sample)
         return self
@@ -348,7 +348,7 @@ class _Measured:
     def add_total(self, key: str, values: Floats) -> "_Measured":
         """Add the sum of the known values; None if there is none."""
         known = values[np.isfinite(values)]
-        sample = Sample(len(known), len(values))
+        sample = SampleCount(len(known), len(values))
         self.samples[key] = sample
         is_stated = known.size and not sample.why_no_total
         self.values[key] = float(known.sum()) if is_stated else None
@@ -587,7 +587,7 @@ def _estimator(table: _Table, rounds: int) -> EstimatorError:
     is_predicted = is_counted & (tau_hat_s > 0.0)
     at = is_predicted & table.valid
     error: Floats = (tau_hat_s[at] - table.tau_s[at]) / table.tau_s[at]
-    sample = Sample(len(error), int(is_counted.sum()))
+    sample = SampleCount(len(error), int(is_counted.sum()))
     return EstimatorError(
         predicted=int(is_predicted.sum()),
         mape_second_half=of_enough(_mean(np.abs(error)), sample),

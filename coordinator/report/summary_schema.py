@@ -11,7 +11,7 @@ is null with n < of / 2.
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
-from fairbed.coordinator.report.quantities import Sample
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store.store import Provenance
 
 
@@ -156,7 +156,7 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Number of exchanges by codec used for the model."""
     codecs_up: dict[str, int]
     """Number of exchanges by codec used for the update."""
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """Counts of each median, percentile and ratio, by its key."""
 
 
@@ -170,7 +170,7 @@ class EstimatorError(Struct, frozen=True, kw_only=True):
     median_ape: float | None
     bias: float | None
     """Mean of (tau_hat - tau) / tau; positive if predictions are too long."""
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """Timed exchanges with a prediction, of all exchanges of these rounds, by key."""
 
 
@@ -264,7 +264,7 @@ class PersonalSummary(Struct, frozen=True, kw_only=True):
     """Devices whose personal model is more accurate than the global one, or has a smaller error."""
     train_s_median: float | None
     """Training of the personal model in timed exchanges."""
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """Of all exchanges, by key."""
 
 
@@ -298,7 +298,7 @@ class EnergySummary(Struct, frozen=True, kw_only=True):
     """Parts of `total_j` by phase, joules; empty if that is null."""
     is_complete: bool
     """The energy of every exchange whose update was aggregated is known."""
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """By key: of all exchanges, for `median_j` of those whose update was aggregated."""
 
 
@@ -363,7 +363,7 @@ class ProfileSummary(Struct, frozen=True, kw_only=True):
     train_s_median: float | None
     step_s_median: float | None
     """train_s / mini-batches, comparable between devices with unequal data."""
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """Timed exchanges, of all exchanges of these devices, by key."""
 
 
@@ -409,7 +409,7 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """epsilon of these updates; null if it is unknown."""
     malicious: str | None
     """Kind of its malicious behaviour; null while the run is live unless it is revealed."""
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """Timed exchanges, or those with a known energy, of all its exchanges, by key."""
 
 
@@ -422,7 +422,7 @@ class LossQuerySummary(Struct, frozen=True, kw_only=True):
     """No reply within `selection.loss_query_timeout_s`."""
     median_s: float | None
     """Time from a query to its reply."""
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """Replies, of all queries, by key."""
     total_s: float
     """Time that loss queries added to the rounds; part of `virtual_s`."""
@@ -433,7 +433,7 @@ class RoundTimes(Struct, frozen=True, kw_only=True):
 
     median: float | None
     p95: float | None
-    samples: dict[str, Sample]
+    samples: dict[str, SampleCount]
     """Rounds that are not void, of all closed rounds, by key."""
 
 

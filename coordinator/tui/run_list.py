@@ -16,7 +16,7 @@ from fairbed.coordinator.report.quantities import (
     NO_SAMPLE,
     QUEUE_SUM,
     ROUND_MEDIAN,
-    Sample,
+    SampleCount,
     clock,
     energy,
     known_energy,
@@ -75,9 +75,9 @@ class RunLine:
         return self.info.row.created if self.info else ""
 
     @property
-    def energy_sample(self) -> Sample:
+    def energy_sample(self) -> SampleCount:
         """Exchanges whose energy is known, of all."""
-        return Sample(self.energy.known, self.energy.exchanges) if self.energy else NO_SAMPLE
+        return SampleCount(self.energy.known, self.energy.exchanges) if self.energy else NO_SAMPLE
 
     @property
     def energy_j(self) -> float | None:
@@ -319,7 +319,7 @@ def read_series(folder: Path) -> RunSeries:
         lasted_s = [
             s for (s,) in reader.columns(RoundRow, ("duration_s",), "WHERE status != 'void'")
         ]
-        sample = Sample(len(lasted_s), newest)
+        sample = SampleCount(len(lasted_s), newest)
         round_median_s = of_enough(median(lasted_s) if lasted_s else None, sample)
         try:
             settings = flat(msgspec.toml.decode(reader.experiment_toml))

@@ -16,9 +16,9 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.factories import rescaling_parts
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.differences import (
+    ArmValues,
     Difference,
     Estimate,
-    Sample,
     difference,
     estimate,
     judged,
@@ -35,7 +35,7 @@ from fairbed.testbed.compare.measures import (
     UNDER_ATTACK,
     UPDATES,
     Metric,
-    Quantity,
+    MetricKind,
     RunCurves,
     RunSize,
     Scale,
@@ -364,12 +364,12 @@ class _Cells:
         for cells in self.finished.values():
             yield from cells.values()
 
-    def of(self, arm: str, key: str) -> Sample:
+    def of(self, arm: str, key: str) -> ArmValues:
         """Return a metric of an arm: its value in each seed, or why there is none."""
         cells = self.finished[arm]
         values = {seed: cell.values.get(key) for seed, cell in cells.items()}
         undefined = [seed for seed, value in values.items() if value is None]
-        return Sample(
+        return ArmValues(
             values={seed: value for seed, value in values.items() if value is not None},
             sizes={seed: cell.size for seed, cell in cells.items()},
             missing=dict.fromkeys(self.failed[arm], FAILED)
@@ -546,7 +546,7 @@ def _add_times(done: _Cells, targets: Sequence[Target], horizon_s: float) -> lis
         for target in targets:
             found = time_to(target.accuracy, np.array(run.evaluated_s), np.array(run.accuracy))
             cell.add(target.key, restricted(found, horizon_s) if is_known else None, too_few)
-    quantity = Quantity(0.0, horizon_s, "linear", lambda size, value: CLOCK_S)
+    quantity = MetricKind(0.0, horizon_s, "linear", lambda size, value: CLOCK_S)
     words = {target.key: f"to {target.accuracy:.3f}" for target in targets}
     return [
         Metric(key, "accuracy", f"time {to}", to, "s", "less", 1, quantity)
@@ -622,7 +622,7 @@ def _front(grid: Grid, done: _Cells) -> dict[str, bool]:
 
 
 def _differences(
-    grid: Grid, metrics: Sequence[Metric], samples: Mapping[str, Mapping[str, Sample]]
+    grid: Grid, metrics: Sequence[Metric], samples: Mapping[str, Mapping[str, ArmValues]]
 ) -> dict[tuple[str, str], Difference]:
     """Return the differences from the baseline by arm and metric, not yet judged.
 

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
-from fairbed.testbed.compare.measures import Quantity, RunSize
+from fairbed.testbed.compare.measures import MetricKind, RunSize
 from fairbed.testbed.compare.statistics import CONFIDENCE, holm, mean_interval, p_value
 
 FAMILY_LEVEL = 1.0 - CONFIDENCE
@@ -69,7 +69,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ArmValues:
     """A metric of one arm: its value in every seed, or the reason for its absence."""
 
     values: Mapping[int, float]
@@ -91,7 +91,7 @@ class Sample:
         return "; ".join(reason for reason in known if reason)
 
 
-def on_scale(quantity: Quantity, samples: Mapping[str, Sample]) -> Quantity:
+def on_scale(quantity: MetricKind, samples: Mapping[str, ArmValues]) -> MetricKind:
     """Return the quantity on the scale that all values allow: 0 has no logarithm."""
     if quantity.scale == "log" and any(
         value < LEAST_POSITIVE for sample in samples.values() for value in sample.values.values()
@@ -100,7 +100,7 @@ def on_scale(quantity: Quantity, samples: Mapping[str, Sample]) -> Quantity:
     return quantity
 
 
-def estimate(sample: Sample, quantity: Quantity) -> Estimate:
+def estimate(sample: ArmValues, quantity: MetricKind) -> Estimate:
     """Return the mean of an arm over its seeds, of which one at least has the metric."""
     values = np.array([sample.values[seed] for seed in sorted(sample.values)], dtype=np.float64)
     is_log = quantity.scale == "log"
@@ -114,7 +114,7 @@ def estimate(sample: Sample, quantity: Quantity) -> Estimate:
     return Estimate(mean=mean, low=ends[0], high=ends[1], is_clipped=is_clipped, n=found.n)
 
 
-def difference(sample: Sample, baseline: Sample, quantity: Quantity) -> Difference | None:
+def difference(sample: ArmValues, baseline: ArmValues, quantity: MetricKind) -> Difference | None:
     """Return the mean difference over the common seeds, not yet judged; None without such a seed.
 
     Unless all differences are 0, their standard deviation counts as at least the resolution. There
@@ -195,7 +195,7 @@ def _clipped(
     return ends, ends[0] - low > beyond or high - ends[1] > beyond
 
 
-def _resolution(sample: Sample, quantity: Quantity) -> float:
+def _resolution(sample: ArmValues, quantity: MetricKind) -> float:
     """Return the smallest change that the runs of a sample can show, on the scale of the tests."""
     steps = [
         math.log1p(step / value) if quantity.scale == "log" else step

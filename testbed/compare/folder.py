@@ -45,7 +45,7 @@ class GridManifest(Struct, frozen=True, kw_only=True):
     """Hash of each other input of the cells (`testbed.inputs`), by arm."""
 
 
-Inputs: TypeAlias = Mapping[str, Mapping[str, str]]
+InputsByArm: TypeAlias = Mapping[str, Mapping[str, str]]
 """Hash of each input, by arm."""
 
 
@@ -58,7 +58,7 @@ class GridFolder:
     """A line about cells that are done again; empty if none is."""
 
 
-def manifest_of(grid: Grid, inputs: Inputs | None = None) -> GridManifest:
+def manifest_of(grid: Grid, inputs: InputsByArm | None = None) -> GridManifest:
     """Return the manifest of a grid; without `inputs`, that of runs which exist."""
     cells: dict[str, dict[str, str]] = {}
     for cell in grid.cells():
@@ -79,7 +79,7 @@ def manifest_of(grid: Grid, inputs: Inputs | None = None) -> GridManifest:
     )
 
 
-def _with_those_of_leaders(grid: Grid, inputs: Inputs) -> dict[str, dict[str, str]]:
+def _with_those_of_leaders(grid: Grid, inputs: InputsByArm) -> dict[str, dict[str, str]]:
     """Return the inputs of each arm with those of the arm whose cohorts it has."""
     found = {name: dict(own) for name, own in inputs.items()}
     for arm in grid.arms:
@@ -89,7 +89,7 @@ def _with_those_of_leaders(grid: Grid, inputs: Inputs) -> dict[str, dict[str, st
 
 
 @contextmanager
-def grid_folder(out: Path, grid: Grid, inputs: Inputs | None = None) -> Iterator[GridFolder]:
+def grid_folder(out: Path, grid: Grid, inputs: InputsByArm | None = None) -> Iterator[GridFolder]:
     """Lock the folder of a grid while the context lasts; cells may be added, but none may change.
 
     Runs whose inputs have changed are put aside, so that their cells are done again.
@@ -154,7 +154,7 @@ def _check(out: Path, old: GridManifest, new: GridManifest) -> None:
                 )
 
 
-def _put_aside(out: Path, grid: Grid, old: Inputs, new: Inputs) -> str:
+def _put_aside(out: Path, grid: Grid, old: InputsByArm, new: InputsByArm) -> str:
     """Put the runs aside whose inputs have changed; return a line about them, or nothing.
 
     What counts is what the folder had when it was last used, and what each run recorded itself:

@@ -133,7 +133,7 @@ LEAST_EXAMPLES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class MetricKind:
     """The kind of number that a metric is."""
 
     lowest: float | None
@@ -171,22 +171,22 @@ def _share_of_one_example(size: RunSize, value: float) -> float:
     return abs(value) / _examples(size)
 
 
-TIME = Quantity(0.0, None, "log", lambda size, value: CLOCK_S)
-ENERGY_SUM = Quantity(0.0, None, "log", lambda size, value: ENERGY_RESOLUTION_J)
-RATE = Quantity(0.0, 1.0, "linear", lambda size, value: 1.0 / size.rounds)
-QUEUE = Quantity(0.0, None, "linear", lambda size, value: 1.0 / size.rounds)
-SELECTIONS = Quantity(0.0, 1.0, "linear", lambda size, value: 1.0 / size.selections)
-PREDICTION_ERROR = Quantity(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
-SHARE = Quantity(0.0, 1.0, "linear", _one_example)
-WORST_SHARE = Quantity(0.0, 1.0, "linear", _one_example_of_the_worst)
-DEVICE_SHARE = Quantity(0.0, 1.0, "linear", _one_example_of_one_device)
-VARIANCE = Quantity(0.0, None, "log", _variance_of_one_example)
-ERROR = Quantity(0.0, None, "linear", _share_of_one_example)
-R_SQUARED = Quantity(None, 1.0, "linear", _one_example)
-LOG_UTILITY = Quantity(None, None, "linear", _one_example_of_one_device)
-COUNT = Quantity(0.0, None, "linear", lambda size, value: 1.0)
-NOISE_RATIO = Quantity(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
-NATS = Quantity(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
+TIME = MetricKind(0.0, None, "log", lambda size, value: CLOCK_S)
+ENERGY_SUM = MetricKind(0.0, None, "log", lambda size, value: ENERGY_RESOLUTION_J)
+RATE = MetricKind(0.0, 1.0, "linear", lambda size, value: 1.0 / size.rounds)
+QUEUE = MetricKind(0.0, None, "linear", lambda size, value: 1.0 / size.rounds)
+SELECTIONS = MetricKind(0.0, 1.0, "linear", lambda size, value: 1.0 / size.selections)
+PREDICTION_ERROR = MetricKind(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
+SHARE = MetricKind(0.0, 1.0, "linear", _one_example)
+WORST_SHARE = MetricKind(0.0, 1.0, "linear", _one_example_of_the_worst)
+DEVICE_SHARE = MetricKind(0.0, 1.0, "linear", _one_example_of_one_device)
+VARIANCE = MetricKind(0.0, None, "log", _variance_of_one_example)
+ERROR = MetricKind(0.0, None, "linear", _share_of_one_example)
+R_SQUARED = MetricKind(None, 1.0, "linear", _one_example)
+LOG_UTILITY = MetricKind(None, None, "linear", _one_example_of_one_device)
+COUNT = MetricKind(0.0, None, "linear", lambda size, value: 1.0)
+NOISE_RATIO = MetricKind(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
+NATS = MetricKind(0.0, None, "linear", lambda size, value: RATIO_RESOLUTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Metric:
     """None: it describes the arm, and differences are not tested."""
     digits: int
     """Digits after the decimal point."""
-    quantity: Quantity
+    quantity: MetricKind
     """Range, scale and resolution."""
 
 

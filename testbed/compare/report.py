@@ -19,7 +19,7 @@ from fairbed.testbed.compare.comparison import (
 )
 from fairbed.testbed.compare.differences import FAMILY_LEVEL
 from fairbed.testbed.compare.table import (
-    Shown,
+    ShownNumber,
     cells_csv,
     heading_of,
     metrics_csv,
@@ -150,7 +150,7 @@ def _gap(comparison: Comparison, arm: ArmSummary, metric: MetricSummary) -> str:
     return _tex(shown, is_bold=gap.judgement in ("better", "worse"), mark=bool(gap.reason))
 
 
-def _tex(shown: Shown, *, is_bold: bool = False, mark: bool = False) -> str:
+def _tex(shown: ShownNumber, *, is_bold: bool = False, mark: bool = False) -> str:
     """Return a mean with its interval and what belongs beside it."""
     if shown.interval is None and shown.mean == MISSING:
         return f"-- {{\\scriptsize $n={shown.n}$}}" if shown.n else "--"

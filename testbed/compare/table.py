@@ -214,7 +214,7 @@ def number(value: float | None, digits: int, *, is_signed: bool = False) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownNumber:
     """A mean with its interval, and what belongs beside it, as texts; empty if there is none."""
 
     mean: str
@@ -240,7 +240,9 @@ class Shown:
         return f"{n} ({self.reached})" if self.reached else n
 
 
-def shown_value(arm: ArmSummary, metric: MetricSummary, *, by_interval: bool = False) -> Shown:
+def shown_value(
+    arm: ArmSummary, metric: MetricSummary, *, by_interval: bool = False
+) -> ShownNumber:
     """Return the mean of an arm.
 
     Args:
@@ -252,14 +254,14 @@ def shown_value(arm: ArmSummary, metric: MetricSummary, *, by_interval: bool = F
     found = arm.values.get(metric.key)
     n, reached = of_seeds(arm, metric.key), arm.reached.get(metric.key, "")
     if found is None:
-        return Shown(MISSING, None, False, False, n, "")
+        return ShownNumber(MISSING, None, False, False, n, "")
     n = n if metric.key in arm.missing else ""
     return shown_number(found, metric, n, reached, by_interval=by_interval)
 
 
 def shown_gap(
     arm: ArmSummary, metric: MetricSummary, comparison: Comparison, *, by_interval: bool = False
-) -> Shown | None:
+) -> ShownNumber | None:
     """Return the difference of an arm from the baseline; None if there is none.
 
     The arguments are those of `shown_value`, and the comparison.
@@ -279,7 +281,7 @@ def shown_number(
     reached: str = "",
     *,
     by_interval: bool = False,
-) -> Shown:
+) -> ShownNumber:
     """Return a mean with the text of its seeds and of its share of reached targets, if any."""
     is_signed = isinstance(found, Difference)
     is_percent = is_signed and metric.scale == "log"
@@ -288,7 +290,7 @@ def shown_number(
     digits = _digits(ends, least, is_difference=is_signed, by_interval=by_interval)
     mean, low, high = (number(end, digits, is_signed=is_signed) for end in ends)
     interval = None if found.low is None else (low, high)
-    return Shown(mean, interval, is_percent, found.is_clipped, n, reached)
+    return ShownNumber(mean, interval, is_percent, found.is_clipped, n, reached)
 
 
 def _digits(

@@ -25,7 +25,7 @@ from fairbed.coordinator.report.quantities import (
     LEAST,
     QUEUE_LARGEST,
     QUEUE_SUM,
-    Sample,
+    SampleCount,
     of_enough,
 )
 from fairbed.coordinator.state.alerts import ALERT_KINDS
@@ -246,7 +246,7 @@ def _exchanges(totals: Totals) -> Iterator[Metric]:
         count_value=sums.predicted,
         sum_value=sums.error_abs_s,
     )
-    predicted = Sample(sums.predicted, sum(sums.outcomes.values()))
+    predicted = SampleCount(sums.predicted, sum(sums.outcomes.values()))
     mean_s = sums.error_s / sums.predicted if sums.predicted else None
     yield _gauge(
         "fairbed_exchange_prediction_bias_seconds",

@@ -16,7 +16,7 @@ from fairbed.coordinator.report import summary_schema
 from fairbed.coordinator.report.device_history import slowest_phase
 from fairbed.coordinator.report.estimators import compare_estimators, stated
 from fairbed.coordinator.report.html import read_page, report_page
-from fairbed.coordinator.report.quantities import QUEUE_SUM, Sample
+from fairbed.coordinator.report.quantities import QUEUE_SUM, SampleCount
 from fairbed.coordinator.report.result import result_lines, result_of
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
@@ -257,12 +257,12 @@ def test_a_policy_without_queues_prints_none(whole: Path) -> None:
     ],
 )
 def test_a_statistic_needs_five_exchanges_and_half_of_all(n: int, of: int, why: str) -> None:
-    assert Sample(n, of).why_none == why
+    assert SampleCount(n, of).why_none == why
 
 
 def structs_of(value: Any, path: str = "") -> Iterator[tuple[str, msgspec.Struct]]:
     """Yield each struct inside a summary that is one of its groups, with its path."""
-    if isinstance(value, msgspec.Struct) and not isinstance(value, Sample):
+    if isinstance(value, msgspec.Struct) and not isinstance(value, SampleCount):
         yield path, value
         for key in value.__struct_fields__:
             yield from structs_of(getattr(value, key), f"{path}.{key}")
@@ -322,7 +322,7 @@ def test_five_times_of_many_exchanges_are_no_median_anywhere(nearly_untimed: Pat
     assert "no 80 % interval" in facts
     assert errors["ridge"].mape is errors["ridge"].p95_ape is errors["ridge"].coverage is None
     assert errors["ridge"].of == 116
-    assert isinstance(device, Sample)
+    assert isinstance(device, SampleCount)
     values = measure(nearly_untimed).values
     timed = ("tau_median_s", "tau_p95_s", "mape", "median_ape")
     assert [values[key] for key in timed] == [None] * 4

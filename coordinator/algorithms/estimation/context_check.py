@@ -148,7 +148,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CheckedRound:
     """What the check made of the exchanges of a round, K of them."""
 
     context: Floats
@@ -247,7 +247,9 @@ class ContextCheck:
         claims: Bools = self._is_distrusted.copy()
         return claims
 
-    def observe(self, rows: Ints, context: Floats, evidence: Evidence, round_id: int) -> Judgement:
+    def observe(
+        self, rows: Ints, context: Floats, evidence: Evidence, round_id: int
+    ) -> CheckedRound:
         """Judge the claims of devices by new exchanges.
 
         Args:
@@ -273,7 +275,7 @@ class ContextCheck:
                 "one row per exchange"
             )
         if k == 0:
-            return Judgement(context, [], np.zeros(0, dtype=np.bool_))
+            return CheckedRound(context, [], np.zeros(0, dtype=np.bool_))
         places = self._index.of(rows)
         self._grow(len(self._index.rows))
         claimed = context.copy()
@@ -322,7 +324,7 @@ class ContextCheck:
             if not self._is_distrusted[places[at], column] and math.isfinite(shown_value):
                 learned = learned.copy() if learned is context else learned
                 learned[at, column] = shown_value
-        return Judgement(learned, changes, is_judged.any(axis=1))
+        return CheckedRound(learned, changes, is_judged.any(axis=1))
 
     def _against_cores(self, places: Ints, z: Floats, beyond: Floats) -> Floats:
         """Return l of computing, shape (K,); NaN if nothing is known of the device.

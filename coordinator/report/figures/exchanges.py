@@ -22,7 +22,7 @@ from fairbed.coordinator.report.figures.panels import (
     panels,
     whole_rounds,
 )
-from fairbed.coordinator.report.quantities import LEAST, Sample
+from fairbed.coordinator.report.quantities import LEAST, SampleCount
 from fairbed.coordinator.store.reader import TIMED_PHASES
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _too_few(known: Bools, none: str, what: str) -> str | None:
         none: The reason without one.
         what: Word for these exchanges.
     """
-    sample = Sample(int(known.sum()), known.size)
+    sample = SampleCount(int(known.sum()), known.size)
     if not sample.n:
         return none
     why = sample.why_none
@@ -377,13 +377,13 @@ def no_device_times(run: RunFigures) -> str | None:
     return None if is_stated else f"no device has {need}"
 
 
-def _samples(run: RunFigures) -> dict[int, Sample]:
+def _samples(run: RunFigures) -> dict[int, SampleCount]:
     """Return the timed exchanges of each device with an exchange, by its position."""
     has_device = run.exchange_device >= 0
     every = np.bincount(run.exchange_device[has_device], minlength=len(run.devices))
     is_timed = has_device & np.isfinite(valid_times(run))
     timed = np.bincount(run.exchange_device[is_timed], minlength=len(run.devices))
-    return {at: Sample(int(timed[at]), int(n)) for at, n in enumerate(every) if n}
+    return {at: SampleCount(int(timed[at]), int(n)) for at, n in enumerate(every) if n}
 
 
 def no_phases(run: RunFigures) -> str | None:
@@ -401,7 +401,7 @@ def no_energy(run: RunFigures) -> str | None:
     known = _known_energy(run)
     if not np.isfinite(known).any():
         return "the power of the devices is unknown"
-    sample = Sample(int(np.isfinite(known).sum()), known.size)
+    sample = SampleCount(int(np.isfinite(known).sum()), known.size)
     if sample.why_none:
         return f"the energy of {sample} exchanges is known, {sample.why_none}"
     return None if np.nansum(known) > 0.0 else "no exchange took energy"

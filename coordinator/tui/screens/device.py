@@ -25,7 +25,7 @@ from fairbed.coordinator.report.device_history import (
 from fairbed.coordinator.report.quality import spread_of
 from fairbed.coordinator.report.quantities import (
     MISSING,
-    Sample,
+    SampleCount,
     bandwidth,
     clock,
     energy,
@@ -474,7 +474,7 @@ def state_text(device: DeviceView, elapsed_s: float) -> str:
 def slowest_text(rows: Sequence[ExchangeRow]) -> str:
     """Return the slowest phase of a device in words."""
     found = slowest_phase(rows)
-    if isinstance(found, Sample):
+    if isinstance(found, SampleCount):
         return f"{MISSING} ({found} timed, {found.why_none})"
     times = f"{seconds(found.phase_s)} of {seconds(found.tau_s)} s"
     return f"{found.phase}, {times} ({found.sample})"

@@ -22,7 +22,14 @@ from fairbed.coordinator.report.predictions import (
     parts_of_residual,
     read_predictions,
 )
-from fairbed.coordinator.report.quantities import LEAST, MISSING, Sample, cell, percent, seconds
+from fairbed.coordinator.report.quantities import (
+    LEAST,
+    MISSING,
+    SampleCount,
+    cell,
+    percent,
+    seconds,
+)
 from fairbed.coordinator.report.text_table import GAP, TextColumn, fitting
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.screens.run_screen import WIDE, Read, RunScreen
@@ -38,7 +45,7 @@ SCATTERED = 500
 """Newest exchanges that are drawn as points."""
 
 
-def _cell(value: float | None, sample: Sample) -> str:
+def _cell(value: float | None, sample: SampleCount) -> str:
     return cell(percent(value), value, sample)
 
 

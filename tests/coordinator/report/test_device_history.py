@@ -12,7 +12,7 @@ from fairbed.coordinator.report.device_history import (
     round_at,
     slowest_phase,
 )
-from fairbed.coordinator.report.quantities import Sample
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run
@@ -31,7 +31,7 @@ def test_the_slowest_phase_has_the_largest_median_of_the_newest_exchanges(
 ) -> None:
     found = slowest_phase(rows)
     assert isinstance(found, SlowestPhase)
-    assert (found.phase, found.sample) == ("train", Sample(len(rows), len(rows)))
+    assert (found.phase, found.sample) == ("train", SampleCount(len(rows), len(rows)))
     ordered = sorted(row.train_s or 0.0 for row in rows)
     assert found.phase_s == pytest.approx((ordered[4] + ordered[5]) / 2.0)
     old = [replace(rows[0], upload_s=900.0, tau_s=1_000.0)] * 21
@@ -39,7 +39,7 @@ def test_the_slowest_phase_has_the_largest_median_of_the_newest_exchanges(
     found = slowest_phase([*old, *new])
     assert isinstance(found, SlowestPhase)
     assert (found.phase, found.phase_s, found.tau_s) == ("download", 7.0, 9.0)
-    assert found.sample == Sample(20, 20)
+    assert found.sample == SampleCount(20, 20)
 
 
 def test_the_wait_for_a_grant_is_no_slow_phase_and_untimed_exchanges_do_not_count(
@@ -50,10 +50,10 @@ def test_the_wait_for_a_grant_is_no_slow_phase_and_untimed_exchanges_do_not_coun
     untimed = replace(rows[0], is_valid=False, download_s=50.0)
     found = slowest_phase([*[waited] * 5, lost, untimed])
     assert isinstance(found, SlowestPhase)
-    assert (found.phase, found.sample) == ("train", Sample(5, 7))
-    assert slowest_phase([*[waited] * 4, untimed]) == Sample(4, 5), "too few"
-    assert slowest_phase([*[waited] * 5, *[lost] * 6]) == Sample(5, 11), "fewer than half"
-    assert slowest_phase([]) == Sample(0, 0)
+    assert (found.phase, found.sample) == ("train", SampleCount(5, 7))
+    assert slowest_phase([*[waited] * 4, untimed]) == SampleCount(4, 5), "too few"
+    assert slowest_phase([*[waited] * 5, *[lost] * 6]) == SampleCount(5, 11), "fewer than half"
+    assert slowest_phase([]) == SampleCount(0, 0)
 
 
 def test_phases_are_ordered_by_duration_without_those_that_take_none(

@@ -21,7 +21,7 @@ from fairbed.coordinator.report.predictions import (
     parts_of_residual,
     read_predictions,
 )
-from fairbed.coordinator.report.quantities import Sample
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store import RunReader
 from tests.coordinator.store.fake_run import LATE_ROUND, fake_run
 
@@ -52,7 +52,7 @@ def exchanges(
 
 def test_errors_are_relative_to_the_measured_time() -> None:
     found = errors_of(exchanges([1.0, 2.0, 4.0] * 2, [1.1, 1.8, 6.0] * 2))
-    assert (found.sample, found.bounded) == (Sample(6, 6), Sample(6, 6))
+    assert (found.sample, found.bounded) == (SampleCount(6, 6), SampleCount(6, 6))
     assert found.median_ape == pytest.approx(0.1)
     assert found.bias == pytest.approx((0.1 - 0.1 + 0.5) / 3)
     assert found.coverage == pytest.approx(
@@ -64,19 +64,24 @@ def test_errors_are_relative_to_the_measured_time() -> None:
 def test_predictions_before_enough_errors_have_no_interval() -> None:
     found = errors_of(exchanges([1.0, 2.0] * 3, [1.0, 2.0] * 3, half_s=float("inf")))
     assert (found.median_ape, found.coverage, found.width) == (0.0, None, None)
-    assert found.bounded == Sample(0, 6)
+    assert found.bounded == SampleCount(0, 6)
 
 
 def test_errors_of_too_few_exchanges_are_unknown() -> None:
     few = errors_of(exchanges([1.0] * 4, [1.1] * 4))
-    assert (few.sample, few.median_ape, few.bias, few.coverage) == (Sample(4, 4), None, None, None)
+    assert (few.sample, few.median_ape, few.bias, few.coverage) == (
+        SampleCount(4, 4),
+        None,
+        None,
+        None,
+    )
     found = exchanges([1.0] * 6, [1.1] * 6)
     most_are_untimed = replace(found, every_round=np.arange(1, 14), every_device=("a",) * 13)
     half = errors_of(most_are_untimed)
-    assert (half.sample, half.median_ape) == (Sample(6, 13), None)
+    assert (half.sample, half.median_ape) == (SampleCount(6, 13), None)
     assert parts_of_residual(most_are_untimed) == []
     assert errors_by_device(most_are_untimed)[0].errors.median_ape is None
-    assert drift(most_are_untimed)[0].sample == Sample(3, 10)
+    assert drift(most_are_untimed)[0].sample == SampleCount(3, 10)
 
 
 def test_intervals_come_from_the_errors_of_earlier_rounds() -> None:
@@ -96,7 +101,7 @@ def test_intervals_come_from_the_errors_of_earlier_rounds() -> None:
 def test_without_exchanges_nothing_is_known() -> None:
     nothing = exchanges([], [])
     assert errors_of(nothing).median_ape is None
-    assert drift(nothing)[0].sample == Sample(0, 0)
+    assert drift(nothing)[0].sample == SampleCount(0, 0)
     assert errors_by_round(nothing) == []
     assert parts_of_residual(nothing) == []
     assert errors_by_device(nothing) == []
@@ -106,7 +111,7 @@ def test_the_newest_rounds_are_compared_with_those_before() -> None:
     rounds = 3 * RECENT_ROUNDS
     tau_hat_s = [3.0] * RECENT_ROUNDS + [1.5] * RECENT_ROUNDS + [1.1] * RECENT_ROUNDS
     recent, before = drift(exchanges([1.0] * rounds, tau_hat_s))
-    assert recent.sample == before.sample == Sample(RECENT_ROUNDS, RECENT_ROUNDS)
+    assert recent.sample == before.sample == SampleCount(RECENT_ROUNDS, RECENT_ROUNDS)
     assert recent.median_ape == pytest.approx(0.1)
     assert before.median_ape == pytest.approx(0.5)
 
@@ -167,7 +172,7 @@ def test_devices_stand_in_the_order_of_their_errors() -> None:
     devices = errors_by_device(found)
     assert [device.device for device in devices] == ["b", "a", "c", "0"], "too few are last"
     newest = devices[1]
-    assert (newest.tau_s, newest.tau_hat_s, newest.errors.sample) == (1.0, 1.4, Sample(10, 10))
+    assert (newest.tau_s, newest.tau_hat_s, newest.errors.sample) == (1.0, 1.4, SampleCount(10, 10))
 
 
 def test_exchanges_are_read_from_the_store(tmp_path: Path) -> None:
@@ -186,7 +191,7 @@ def test_exchanges_are_read_from_the_store(tmp_path: Path) -> None:
         assert set(found.phases_s) == {*MEASURED_PHASES, REST}
         assert len(rows) < LIMIT
         every = reader.exchanges()
-        assert errors_of(found).sample == Sample(len(rows), len(every))
+        assert errors_of(found).sample == SampleCount(len(rows), len(every))
         early = read_predictions(reader, until_round=5, limit=7)
         assert early.every_round.tolist() == [x.round for x in every if x.round <= 5][-7:]
         assert early.round.tolist() == [x.round for x in rows if x.round <= 5][-7:]

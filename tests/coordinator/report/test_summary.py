@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.sampling_noise import sampling_noise
-from fairbed.coordinator.report.quantities import Sample
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, ExchangeRow, PersonalScoreRow
@@ -111,7 +111,7 @@ def test_codecs_are_counted_by_actual_use(tmp_path: Path) -> None:
         {"float32": 16},
         {"float32": 8, "int8": 8},
     )
-    assert exchange.samples["coordinator_decode_median_s"] == Sample(8, 8)
+    assert exchange.samples["coordinator_decode_median_s"] == SampleCount(8, 8)
     assert (exchange.down_median_bytes, exchange.coordinator_decode_median_s) == (40_000, 0.25)
     assert (exchange.encode_median_s, exchange.decode_median_s) == (0.01, 0.0)
     assert exchange.up_median_bytes == (40_000 + 100) / 2

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fairbed.testbed.compare.differences import (
-    Sample,
+    ArmValues,
     difference,
     estimate,
     judged,
@@ -20,9 +20,9 @@ SIZE = RunSize(rounds=100, devices=10, selections=400, test_examples=500)
 BY_KEY = {metric.key: metric for metric in METRICS}
 
 
-def sample(*values: float | None, reason: str = "a reason") -> Sample:
+def sample(*values: float | None, reason: str = "a reason") -> ArmValues:
     """Return an arm with these values in the seeds 0, 1, ...; None is undefined."""
-    return Sample(
+    return ArmValues(
         values={seed: value for seed, value in enumerate(values) if value is not None},
         sizes=dict.fromkeys(range(len(values)), SIZE),
         missing={seed: reason for seed, value in enumerate(values) if value is None},

@@ -18,10 +18,10 @@ from fairbed.coordinator.algorithms.estimation.context_check import (
     CONTRADICTIONS,
     RETRY_ROUNDS,
     WINDOW,
+    CheckedRound,
     ContextChange,
     ContextCheck,
     Evidence,
-    Judgement,
 )
 
 FIVE = np.arange(5)
@@ -63,7 +63,7 @@ def judge(
     steps: Ints,
     round_id: int,
     cores: float = 2.0,
-) -> Judgement:
+) -> CheckedRound:
     """Give one exchange to each device; only the first start of a device is known to be cold."""
     n = len(claimed)
     evidence = Evidence(
