@@ -9,7 +9,8 @@ its factor of 5. Kinds of fleets:
 
     constant  the links of the profiles
     mixed     any shipped link, with 60 % of the groups
-    traces    links that vary: cellular, satellite, slow broadband, and traces of such links
+    traces    links that vary: cellular, satellite, slow broadband, and traces of such links; those of
+              FAIRBED_DATA are left out without it
     people    a population of phones, partly available, beside a group of boards
     liars     as mixed; 30 % of the devices claim 10 times their cores and rates, from the start
     late      the same after three honest exchanges
@@ -20,6 +21,7 @@ found, and the median number of false exchanges until then.
 """
 
 import argparse
+import os
 import random
 import statistics
 from collections import Counter
@@ -31,6 +33,7 @@ from fairbed.coordinator.algorithms.estimation.context_check import SHORTEST_S
 from fairbed.coordinator.report.text_table import TextColumn, table_lines
 from fairbed.profiles.load import link_names, names, population_names
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.datasets.loading import FOLDER_VARIABLE
 from fairbed.testbed.experiment.file import parse_experiment
 from fairbed.testbed.progress import tracked
 from fairbed.testbed.replay.engine.engine import ReplayEngine
@@ -45,6 +48,9 @@ FACTOR, SPEED, SHARE = 5.0, 10.0, 0.3
 
 VARYING = ("3g", "5g-", "fixed-", "lte-city", "lte-driving", "starlink-", "trace-")
 """Beginnings of the names of links that vary."""
+
+OF_DATA, HAS_DATA = "trace-", bool(os.environ.get(FOLDER_VARIABLE))
+"""Beginning of the names of links whose traces are not shipped, and whether they are here."""
 
 PHASE_NAMES = ("download_s", "load_s", "train_s", "upload_s")
 
@@ -169,7 +175,7 @@ def _group(rng: random.Random, kind: str, number: int) -> dict[str, Any]:
         group |= {"population": rng.choice(population_names()), "count": rng.randint(5, 30)}
     else:
         group["profile"] = rng.choice(names())
-        links = link_names()
+        links = [name for name in link_names() if HAS_DATA or not name.startswith(OF_DATA)]
         if kind == "traces":
             links = [name for name in links if name.startswith(VARYING)]
         if kind == "traces" or (kind != "constant" and rng.random() < 0.6):
