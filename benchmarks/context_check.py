@@ -9,8 +9,8 @@ its factor of 5. Kinds of fleets:
 
     constant  the links of the profiles
     mixed     any shipped link, with 60 % of the groups
-    traces    links that vary: cellular, satellite, slow broadband, and traces of such links; those of
-              FAIRBED_DATA are left out without it
+    traces    links that vary: cellular, satellite, slow broadband, and traces of such links;
+              those of FAIRBED_DATA are left out without it
     people    a population of phones, partly available, beside a group of boards
     liars     as mixed; 30 % of the devices claim 10 times their cores and rates, from the start
     late      the same after three honest exchanges
