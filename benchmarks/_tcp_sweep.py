@@ -18,7 +18,6 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from itertools import accumulate, pairwise
 from math import inf
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from experiments.processes import fresh_processes
 from fairbed.testbed.emulation.tcp import WIRE_BYTES, PathState, TcpPath, TcpSender
 from fairbed.testbed.emulation.tcp_transfer import BrokenInvariantError, transfer_end
 
@@ -113,7 +113,7 @@ def sweep(
         for block in blocks:
             found.add(swept(block, seed, data, kinds))
     else:
-        with ProcessPoolExecutor(processes) as pool:
+        with fresh_processes(processes) as pool:
             for part in pool.map(partial(swept, seed=seed, data=data, kinds=kinds), blocks):
                 found.add(part)
     found.took_s = time.perf_counter() - began

@@ -87,7 +87,7 @@ CONTENTS: Mapping[str, str] = {
     "fleet": r"(?s)Fleet · [1-9].*pi-000",
     "rounds": r"(?s)Rounds by phase.*round \d",
     "fairness": r"(?s)rates from .*pi-000",
-    "estimator": r"median error",
+    "estimator": r"median error|no error \(",
     "runs": r"(?s)synthetic.*running",
     "events": r"round \d+: \d+ of \d+ aggregated",
 }

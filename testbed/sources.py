@@ -185,7 +185,7 @@ def sources_of(modules: Iterable[str], registered: Iterable[Callable[..., Any]] 
     importlib.invalidate_caches()
     names, own = list(modules), dict[str, str]()
     for factory in registered:
-        module = getattr(factory, "__module__", MAIN)
+        module = getattr(factory, "__module__", None) or MAIN  # None: made by `exec`
         if module != MAIN:
             names.append(module)
             continue

@@ -379,6 +379,8 @@ class _Cells:
 
 def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]) -> Comparison:
     """Return the comparison of a grid from the results of its cells, in any order."""
+    order = {(cell.arm.name, cell.seed): index for index, cell in enumerate(grid.cells())}
+    results = sorted(results, key=lambda r: order[r.arm, r.seed])
     done = _collect(grid, results)
     target_of = grid.target.of or grid.baseline
     targets = _targets(grid.target, target_of, done)
@@ -427,7 +429,6 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         for arm in grid.arms
     ]
     arms = _with_verdicts(arms, shown, grid, _differences(grid, shown, samples))
-    order = {(cell.arm.name, cell.seed): index for index, cell in enumerate(grid.cells())}
     return Comparison(
         name=grid.name,
         grid=digest,
@@ -473,7 +474,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
                 values=_shown(cell.values, shown) if cell else {},
                 missing=_shown(cell.missing, shown) if cell else {},
             )
-            for result in sorted(results, key=lambda r: order[r.arm, r.seed])
+            for result in results
             for cell in [done.finished[result.arm].get(result.seed)]
         ],
     )

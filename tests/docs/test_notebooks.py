@@ -76,7 +76,7 @@ def test_from_nothing_to_a_figure_of_policies_against_time(tmp_path: Path) -> No
     assert not [output for output in outputs if output.get("name") == "stderr"]
     assert (tmp_path / "policies.pdf").read_bytes().startswith(b"%PDF")
     assert "digits-12" in (tmp_path / "digits-12.html").read_text(encoding="utf-8")
-    runs = fairbed.runs(tmp_path / "comparisons/policies/runs/policy=uniform")
+    runs = fairbed.runs(tmp_path / "comparisons/policies/runs/policy-uniform")
     assert sorted(run.experiment.seed for run in runs) == [0, 1]
 
 

@@ -79,5 +79,5 @@ def test_regret_is_sublinear(estimator: str) -> None:
 
 def test_regret_of_who_learns_the_wrong_time_is_linear() -> None:
     regret = regret_s("belated")
-    assert exponent(regret) > 0.9
+    assert exponent(regret) > 0.85, "with the rounds in which it learns"
     assert regret[-1] > 3.0 * regret_s("ridge")[-1]

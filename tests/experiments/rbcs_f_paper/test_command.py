@@ -67,10 +67,11 @@ def test_figures_that_train_come_without_the_table_that_does_not(
         "accuracy-softmax.json",
         "accuracy-softmax.md",
         "curves",
-        "fig6-rounds-softmax.png",
-        "fig6-rounds-softmax.svg",
-        "fig6-time-softmax.png",
-        "fig6-time-softmax.svg",
+        *(
+            f"fig6-{kind}-softmax.{suffix}"
+            for kind in ("rounds", "time")
+            for suffix in ("pdf", "png", "svg")
+        ),
     ]
 
 

@@ -20,7 +20,7 @@ from experiments.rbcs_f_paper.reference import METRICS, ROUNDS
 from experiments.rbcs_f_paper.rounds import ROUNDING, Trajectory, trajectory
 from experiments.rbcs_f_paper.table import Cell, cells, checks
 
-SEEDS = {rbcs_f(5.0): 20}
+SEEDS = {RANDOM: 20, rbcs_f(20.0): 8}
 """Four of each policy, where the command plays ten; more where few happen to differ little among
 themselves and lie 1 % aside."""
 LOW_NOISE_POLICIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FASTEST)

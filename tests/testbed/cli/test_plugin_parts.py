@@ -65,6 +65,8 @@ class Part:
 
 
 class Rule(Part):
+    rescales_step = True
+
     def decide(self, updates):
         return np.full(len(updates), -1.0 if self.fails() else 0.5)
 

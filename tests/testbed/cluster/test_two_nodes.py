@@ -46,6 +46,16 @@ set = {{{{ "selection.policy" = "rbcs-f" }}}}
 """
 
 
+COSTS = """
+[replay.task_costs]
+step_s = 1e-4
+example_s = 1e-6
+evaluation_step_s = 1e-5
+evaluation_example_s = 1e-7
+load_s = 1e-3
+"""
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     """Two nodes with a core each."""
@@ -182,10 +192,11 @@ def test_a_file_that_a_host_lacks_is_one_line(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     rng = np.random.default_rng(0)
-    np.savez(data / "own.npz", x=rng.normal(size=(400, 4)), y=rng.integers(0, 2, 400))
+    np.savez(data / "own.npz", x=rng.normal(size=(400, 4)), y=rng.integers(0, 10, 400))
     own = tmp_path / "own.toml"
     own.write_text(
         QUICKSTART.read_text().replace('dataset = "digits"', f'source = "{data / "own.npz"}"')
+        + COSTS
     )
     grid = grid_file(tmp_path)
     grid.write_text(grid.read_text().replace(str(QUICKSTART), str(own)))

@@ -596,3 +596,18 @@ def test_the_weights_of_updates_are_named_where_arms_differ(tmp_path: Path) -> N
     same = grid_of(tmp_path, seeds=5)
     trained = compared(same, results(same, lambda arm, seed: result(arm, seed, slope=0.05)))
     assert "aggregation.weights: n (default of fedavg) in all arms" in plain(trained)
+
+
+def test_the_order_in_which_cells_end_changes_nothing(tmp_path: Path) -> None:
+    def make(arm: str, seed: int) -> CellResult:
+        made = result(arm, seed, accuracy_mean=0.1 * seed)
+        assert made.outcome.measured is not None
+        warned = msgspec.structs.replace(made.outcome.measured, warnings={"kind": f"{arm} {seed}"})
+        outcome = msgspec.structs.replace(made.outcome, measured=warned)
+        return msgspec.structs.replace(made, outcome=outcome)
+
+    grid = grid_of(tmp_path, seeds=3)
+    found = results(grid, make)
+    assert msgspec.json.encode(compared(grid, found[::-1])) == msgspec.json.encode(
+        compared(grid, found)
+    )

@@ -19,6 +19,7 @@ from fairbed.testbed.core_stability.coalitions import GameModels, coalitions_of,
 from fairbed.testbed.core_stability.finished_runs import Game, game_of, read_all, read_finished
 from fairbed.testbed.core_stability.report import CoreOptions, core_report, core_table
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment import file
 from fairbed.wire.tensors import vector_to_bytes
 
 EXPERIMENT = """
@@ -384,8 +385,11 @@ def test_a_model_that_diverged_and_one_of_another_size_are_refused(
     assert len(vector_to_bytes(vector)) == 4 * vector.size
 
 
-def test_trained_models_that_diverge_are_left_out(runs: Path) -> None:
+def test_trained_models_that_diverge_are_left_out(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     game, _ = read(runs, "corefed")
+    monkeypatch.setattr(file, "local_step_problem", lambda training: "")  # a file is refused
     steep = msgspec.structs.replace(game.experiment.training, learning_rate=1e15, weight_decay=1e3)
     experiment = msgspec.structs.replace(game.experiment, training=steep)
     run = read_finished(runs / "corefed")
