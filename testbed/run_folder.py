@@ -77,6 +77,7 @@ RUN_FILES = {
     GAUGES,
     CA_FILE,
     "broker.log",
+    "broker-subscriptions",
     "cache",
     "endpoint.tmp",
     "experiment.partial",

@@ -39,14 +39,16 @@ class ContentionEstimate:
         Args:
             unused_s: The first bound in this window; negative if it makes up for an earlier one.
             waited_s: The second bound.
-            slack_s: Error of the bounds at the edges of a window.
+            slack_s: Largest error of a bound at one edge of a window. A window has two edges, so
+                a bound may have to make up for twice that.
         """
         unused = _sums(self._unused_s, unused_s)
         waited = _sums(self._waited_s, waited_s)
         contended_s = max(0.0, min(max(unused), max(waited)))
         self.contended_s += contended_s
-        self._unused_s = [min(max(one - contended_s, -slack_s), HORIZON_S) for one in unused]
-        self._waited_s = [min(max(one - contended_s, -slack_s), slack_s) for one in waited]
+        least_s = -2.0 * slack_s
+        self._unused_s = [min(max(one - contended_s, least_s), HORIZON_S) for one in unused]
+        self._waited_s = [min(max(one - contended_s, least_s), slack_s) for one in waited]
         return contended_s
 
 

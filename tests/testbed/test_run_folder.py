@@ -12,6 +12,7 @@ from tests.coordinator.store.fake_run import make_store
 LEFT = [
     "broker-40123/mosquitto.conf",
     "broker.log",
+    "broker-subscriptions",
     "cache/pi-1/shard",
     "state/pi-1/personal-model",
     "endpoint.tmp",

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairbed.testbed.emulation.contention import HORIZON_S, ContentionEstimate
@@ -26,6 +26,8 @@ def test_it_is_never_more_than_either_bound(windows: list[tuple[float, float]]) 
 
 
 @given(st.lists(st.floats(-0.02, 0.02), min_size=2, max_size=200))
+@example([-0.015625, 0.015625, -0.015625, 0.015625])
+@example([-0.02, 0.02] * 50)
 def test_errors_at_the_edges_of_windows_do_not_add_up(edges: list[float]) -> None:
     """A busy program beside others: it always waits, and uses its quota in each period."""
     steps = [after - before for before, after in pairwise(edges)]

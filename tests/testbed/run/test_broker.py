@@ -23,6 +23,7 @@ from fairbed.testbed.run.broker import (
     find_broker,
     start_broker,
 )
+from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.codec import MAX_MESSAGE_BYTES
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.transport.base import LinkDown, LinkUp
@@ -195,6 +196,7 @@ def test_dies_with_its_parent(kind: BrokerKind, tmp_path: Path) -> None:
         broker = psutil.Process(int(pid))
         parent.kill()
     assert is_gone(broker)
+    assert foreign_files(tmp_path) == []  # so a run that was killed then can be started again
 
 
 @pytest.mark.parametrize("kind", BROKERS)
