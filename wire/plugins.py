@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-import fairbed
-
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -142,7 +140,7 @@ def folders_of_python() -> tuple[str, ...]:
     """Return the folders of Python, of installed packages and of Fairbed, each with a `/`."""
     import sysconfig
 
-    package = next(iter(fairbed.__path__))
+    package = next(iter(sys.modules[__name__.partition(".")[0]].__path__))
     places = [sysconfig.get_path(name) for name in _PYTHON]
     if sys.prefix != sys.base_prefix:
         places.append(sys.prefix)
@@ -169,9 +167,10 @@ def users_code(
         *passed: Errors of Fairbed that pass as they are, besides `PluginError`.
         length: Maximum length of the message of what was raised.
     """
+    ours: tuple[type[Exception], ...] = (PluginError, *passed)
     try:
         yield
-    except (PluginError, *passed):
+    except ours:
         raise
     except (Exception, SystemExit) as exc:
         raise error(one_line(exc, length)) from exc

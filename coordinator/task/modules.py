@@ -63,7 +63,8 @@ def check_parameters(model: nn.Module, name: str) -> None:
         raise Unsupported(f"{name}: the model must have parameters, got none; add a layer")
     for label, tensor in parameters:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if is_lazy(tensor):
+        has_no_shape: bool = is_lazy(tensor)
+        if has_no_shape:
             layer = owners[label[: label.rfind(".") + 1]]
             problem = f"have a shape, got a lazy layer, {layer}; give the sizes of its inputs"
         elif tensor.dtype != torch.float32:
