@@ -96,5 +96,7 @@ def _await_port(port: int, process: "subprocess.Popen[bytes]", log: Path) -> Non
             return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the lab did not start: {log.read_text().strip()}") from None
+                raise SystemExit(
+                    f"the lab did not start: {log.read_text(encoding='utf-8').strip()}"
+                ) from None
             time.sleep(0.05)

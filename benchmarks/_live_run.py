@@ -178,7 +178,9 @@ def separate_agents(
             config = folder / f"{name}.toml"  # a password in an argument is a warning
             keys = {"broker_url": url, "name": name, "cache_folder": str(folder / name)}
             keys["log_level"] = log_level
-            config.write_text("".join(f"{key} = {json.dumps(keys[key])}\n" for key in keys))
+            config.write_text(
+                "".join(f"{key} = {json.dumps(keys[key])}\n" for key in keys), encoding="utf-8"
+            )
             command = [sys.executable, "-m", "fairbed.device_agent.cli", "--config", str(config)]
             process = stack.enter_context(subprocess.Popen(guarded(command)))
             stack.callback(process.terminate)

@@ -166,7 +166,9 @@ def record(setting: Setting, run_folder: Path) -> None:
 
 def _fairbed(*arguments: str) -> object:
     command = guarded([sys.executable, "-m", "fairbed.testbed.cli.main", *arguments])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
         last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise SystemExit(f"{arguments[0]} failed: {last_line}")

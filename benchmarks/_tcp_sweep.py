@@ -84,7 +84,7 @@ def drives(data: Path | None) -> Sequence[Sequence[float]]:
     if file is None or not file.is_file():
         return ()
     found: dict[str, list[float]] = {}
-    with lzma.open(file, "rt", newline="") as table:
+    with lzma.open(file, "rt", newline="", encoding="utf-8") as table:
         for row in csv.DictReader(table):
             found.setdefault(row["trace"], []).append(1e6 * float(row["mbps"]))
     return list(found.values())

@@ -107,7 +107,14 @@ def _export(folder: Path, form: Format) -> tuple[float, float, float, float]:
         options = ["export", str(folder), "--format", form, "--out", str(out)]
         began_s, used_s = time.monotonic(), children_s()
         command = [sys.executable, "-c", MEASURED, *options]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
         elapsed_s, cpu_s = time.monotonic() - began_s, children_s() - used_s
         size = sum(path.stat().st_size for path in out.iterdir())
     return elapsed_s, cpu_s, int(done.stdout.splitlines()[-1]) / MEGABYTE, size / MEGABYTE

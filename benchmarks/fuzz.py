@@ -112,6 +112,8 @@ def feed_guided(decoder: Decoder, inputs: int, seed: int) -> Fed:
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            encoding="utf-8",
+            errors="replace",
         )
         result = folder / "result.json"
         fed = msgspec.json.decode(result.read_bytes(), type=Fed) if result.exists() else None

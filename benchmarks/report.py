@@ -87,7 +87,9 @@ def _report(folder: Path, options: list[str]) -> tuple[float, float, float, floa
     out = folder.parent / "page.html"
     command = [sys.executable, "-c", MEASURED, "report", str(folder), "--out", str(out), *options]
     began_s, used_s = time.monotonic(), children_s()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+    )
     elapsed_s, cpu_s = time.monotonic() - began_s, children_s() - used_s
     peak_mb = int(done.stdout.splitlines()[-1]) / MEGABYTE
     return elapsed_s, cpu_s, peak_mb, out.stat().st_size / MEGABYTE

@@ -155,7 +155,12 @@ def measure(
         last = ""
         with (
             subprocess.Popen(
-                guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                guarded(command),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
             ) as run,
             progress(total, "rounds", "validity", is_ticking=False) as bar,
             ExitStack() as others,

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fairbed.wire.console import print_anything
+
 PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
 """Environment variable with the broker's password, which keeps it out of the process list."""
 
@@ -35,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done, 1 failed, 2 bad usage or configuration, 3 refused for good.
     """
+    print_anything()
     words = list(sys.argv[1:] if argv is None else argv)
     command = words.pop(0) if words and words[0] in COMMANDS else RUN
     args = make_parser(command).parse_args(words)

@@ -402,7 +402,14 @@ Run: TypeAlias = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 def run_command(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     """Run a command of the system; return its code and output."""
     return subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fairbed.device_agent.installed import known_rules
 from fairbed.wire.local_training import NOUN, LocalRule, Step, Trained, vector_names
 from fairbed.wire.messages import LOCAL_RULES_GROUP
-from fairbed.wire.plugins import PluginError, described, factory_of, is_path, one_line
+from fairbed.wire.plugins import PluginError, described, factory_of, is_path, users_code
 
 Vector = NDArray[np.float32]
 T = TypeVar("T")
@@ -101,13 +101,15 @@ def make_rule(name: str, options: Mapping[str, Any]) -> "GuardedRule":
     """
     choices = f"one of {', '.join(known_rules(()))} or package.module:Name"
     make = BUILT_IN.get(name) or factory_of(NOUN, LOCAL_RULES_GROUP, name, choices)
-    try:
-        rule = make(**options)
-    except Exception as exc:  # third-party code may raise anything
-        raise PluginError(
-            f"{NOUN} {name}: must be made from the options {dict(options)}, got {one_line(exc)}; "
+
+    def broken(problem: str) -> PluginError:
+        return PluginError(
+            f"{NOUN} {name}: must be made from the options {dict(options)}, got {problem}; "
             "correct training.rule_options"
-        ) from exc
+        )
+
+    with users_code(broken):
+        rule = make(**options)
     return GuardedRule(name, rule)
 
 
@@ -199,17 +201,18 @@ class GuardedRule:
         return kept, {name: got[name] for name in self.returned}
 
     def _call(self, where: str, verb: Callable[[], T]) -> T:
-        try:
+        with users_code(lambda got: self._error(where, f"must not raise, got {got}")):
             return verb()
-        except Exception as exc:  # a plug-in may raise anything
-            self._fail(where, f"must not raise, got {one_line(exc)}", exc)
 
-    def _fail(self, where: str, what: str, cause: Exception | None = None) -> NoReturn:
-        raise PluginError(
+    def _fail(self, where: str, what: str) -> NoReturn:
+        raise self._error(where, what)
+
+    def _error(self, where: str, what: str) -> PluginError:
+        return PluginError(
             f"{NOUN} {self.name}: {where} {what}; run fairbed doctor --local-training {self.name} "
             "to check it",
             f"{where} {what}",
-        ) from cause
+        )
 
 
 def _read_only(array: NDArray[Number]) -> NDArray[Number]:

@@ -16,6 +16,7 @@ from fairbed.coordinator.store import Provenance
 from fairbed.testbed.experiment.datasets.dataset import arrays_sha256
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.host.speed import cpu_model
+from fairbed.wire.console import storable
 
 PACKAGES = ("fairbed", "numpy", "onnxruntime", "msgspec", "torch")
 """Packages whose version may change a result."""
@@ -51,9 +52,9 @@ def provenance(
         packages=packages(),
         data_sha256=None if data is None else data_sha256(data),
         partition_sha256=None if data is None else partition_sha256(data),
-        inputs=dict(inputs or {}),
+        inputs={storable(name): found for name, found in (inputs or {}).items()},
         machine=machine(),
-        origins=dict(origins or {}),
+        origins={key: storable(origin) for key, origin in (origins or {}).items()},
     )
 
 

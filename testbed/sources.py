@@ -13,41 +13,21 @@ import inspect
 import os
 import pkgutil
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import fairbed
-
-_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
-"""Folders of Python and of installed packages, as `sysconfig` names them."""
+from fairbed.wire.plugins import is_of_user
 
 MAIN = "__main__"
 """The module of a program, such as a script that registers a part."""
 
 UNREADABLE = "unreadable"
 """Instead of the hash of a part whose source cannot be read, as of one typed into a prompt."""
-
-
-@cache
-def folders_of_python() -> tuple[str, ...]:
-    """Return the folders of Python, of installed packages and of Fairbed, each with a `/`."""
-    package = Path(next(iter(fairbed.__path__)))
-    places: list[str | Path] = [sysconfig.get_path(name) for name in _PYTHON]
-    if sys.prefix != sys.base_prefix:
-        places.append(sys.prefix)
-    own = [package, *(place for place in package.iterdir() if place.name != "examples")]
-    return tuple(os.path.realpath(place) + os.sep for place in [*places, *own])
-
-
-def is_of_user(path: str) -> bool:
-    """Return whether a file is no part of Python, of an installed package, or of Fairbed."""
-    return not os.path.realpath(path).startswith(folders_of_python())
 
 
 class _Loader(Protocol):

@@ -195,8 +195,14 @@ def prepare(args: argparse.Namespace) -> Machine:
         shutil.rmtree(scratch)
     options = (*_EXTRACTED, "--architectures=arm64")
     keep_root(machine.root, args.suite, PACKAGES, *options, finish=_finish)
-    (machine.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
-    done = subprocess.run(machine.command("uname", "-m"), capture_output=True, text=True)
+    (machine.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n", encoding="utf-8")
+    done = subprocess.run(
+        machine.command("uname", "-m"),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     if done.stdout.strip() != "aarch64":
         raise Unavailable(
             "needs binfmt_misc in user namespaces (Linux 6.7 or newer), got: "
@@ -211,8 +217,8 @@ _EXTRACTED = ("--variant=extract",)
 
 def _finish(root: Path) -> None:
     """Make what the packages' own scripts would make; none has run."""
-    (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-    (root / "etc" / "group").write_text("root:x:0:\n")
+    (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n", encoding="utf-8")
+    (root / "etc" / "group").write_text("root:x:0:\n", encoding="utf-8")
     (root / "usr" / "bin" / "awk").symlink_to("gawk")
     certificates = sorted((root / "usr" / "share" / "ca-certificates" / "mozilla").glob("*.crt"))
     bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
@@ -358,7 +364,7 @@ def play_device(machine: Machine) -> str:
     for old in (folder, machine.root / "opt" / "fairbed", machine.root / "root" / ".config"):
         shutil.rmtree(old, ignore_errors=True)
     folder.mkdir()
-    (folder / "arm64.toml").write_text(EXPERIMENT)
+    (folder / "arm64.toml").write_text(EXPERIMENT, encoding="utf-8")
     fairbed = [sys.executable, "-m", "fairbed.testbed.cli.main"]
     ports = [f"--port={_free_port()}", f"--enrol-port={_free_port()}"]
     init = [*fairbed, "lab", "init", "lab", "--broker=mosquitto", "--address=127.0.0.1", *ports]

@@ -86,7 +86,12 @@ def build(source: Path, folder: Path, target: str) -> Path:
         old.unlink()
     command = [sys.executable, "-m", "hatchling", "build", "--target", target]
     done = subprocess.run(
-        [*command, "--directory", folder.absolute()], cwd=source, capture_output=True, text=True
+        [*command, "--directory", folder.absolute()],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode:
         raise BuildError(f"dist: the {target} must be built, got:\n{done.stderr}{done.stdout}")
@@ -157,7 +162,9 @@ def metadata_problems(text: bytes, root: Path) -> Iterator[str]:
         yield "METADATA: the description must be README.md"
     if "<h1>" not in MarkdownIt("commonmark").render(metadata.description or ""):
         yield "METADATA: the description must have a title"
-    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]
     if str(metadata.version) != version:
         yield f"METADATA: the version must be {version}, got {metadata.version}"
 

@@ -50,7 +50,7 @@ _INLINE_CODE = re.compile(r"`[^`\n]*`|\]\([^)\s]*\)")
 
 def findings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line number and listed word, for each in a file."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         text = _CODE.sub(lambda code: "\n" * code[0].count("\n"), text)
         yield from _in_prose(_INLINE_CODE.sub("", text), 1)
@@ -95,13 +95,13 @@ def main() -> int:
         for path in paths
         for file in ([path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.md")])
     )
-    allowed = set(ALLOWED.read_text().splitlines()) if ALLOWED.exists() else set()
+    allowed = set(ALLOWED.read_text(encoding="utf-8").splitlines()) if ALLOWED.exists() else set()
     counts: Counter[str] = Counter()
     for file in files:
         place = file.relative_to(ROOT).as_posix()
         if place in SKIPPED:
             continue
-        lines = file.read_text().splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
         for number, word in findings(file):
             if f"{place}: {lines[number - 1].strip()}" in allowed:
                 continue

@@ -139,6 +139,7 @@ def run_tests(copy: Path, tests: Sequence[str], tier: str) -> Outcome:
         text=True,
         errors="replace",
         start_new_session=True,
+        encoding="utf-8",
     )
     try:
         output, _ = process.communicate(timeout=TESTS_TIMEOUT_S)

@@ -218,7 +218,7 @@ class Machine:
 
     def result(self) -> Any:
         """Return the JSON that the last script wrote to $OUT."""
-        return json.loads(self._out.read_text())
+        return json.loads(self._out.read_text(encoding="utf-8"))
 
     def read(self, script: str, limit_s: float, *, how: str = DELEGATED) -> Any:
         """Run a script; return the JSON that it wrote to $OUT.
@@ -253,14 +253,18 @@ class Machine:
         lines = ["set -e", *(f"export {key}={shlex.quote(x)}" for key, x in exports.items())]
         lines += ["export HOME=${HOME:-/root}", f"cd {shlex.quote(str(ROOT))}"]
         self.inside.mkdir(exist_ok=True)
-        self._out.write_text("")
+        self._out.write_text("", encoding="utf-8")
         self._out.chmod(0o666)
         for name, text in EXPERIMENTS.items():
-            (self.inside / f"{name}.toml").write_text(text)
-        (self.inside / "places").write_text("\n".join(places) + "\n")
-        (self.inside / "script.sh").write_text("\n".join([*lines, SHOW_LOGS, script, ""]))
+            (self.inside / f"{name}.toml").write_text(text, encoding="utf-8")
+        (self.inside / "places").write_text("\n".join(places) + "\n", encoding="utf-8")
+        (self.inside / "script.sh").write_text(
+            "\n".join([*lines, SHOW_LOGS, script, ""]), encoding="utf-8"
+        )
         command = f"{how} bash /mnt/inside/script.sh"
-        (self.inside / "step.sh").write_text(STEP.format(user=USER, command=command))
+        (self.inside / "step.sh").write_text(
+            STEP.format(user=USER, command=command), encoding="utf-8"
+        )
         options = ["root=/dev/root", "rootfstype=hostfs", f"rootflags={self.root}", "ro"]
         options += ["init=/pre-init", f"mem={MEMORY}", f"folder={self.inside}"]
         options += [f"modules={MODULES}", "con=null", "con0=null,fd:1", "quiet", "lsm=capability"]
@@ -303,7 +307,7 @@ def _boot(options: Sequence[str], limit_s: float) -> list[str]:
 def _waited_s(pid: int) -> float:
     """Return how long a process has waited for a processor; 0 if this machine does not count it."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) * 1e-9
     except OSError:
         return 0.0
 
@@ -352,7 +356,7 @@ def prepare(args: argparse.Namespace) -> Machine:
     machine = Machine(args.folder)
     keep_root(machine.root, SUITE, PACKAGES, "--variant=minbase")
     pre_init = machine.root / "pre-init"
-    pre_init.write_text(PRE_INIT)
+    pre_init.write_text(PRE_INIT, encoding="utf-8")
     pre_init.chmod(0o755)
     return machine
 

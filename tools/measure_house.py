@@ -28,7 +28,7 @@ def count_files() -> None:
     importers: dict[str, set[str]] = defaultdict(set)
     classes: dict[str, int] = defaultdict(int)
     for module, path in files.items():
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             for name in _imported(node):
                 if name in files and name != module:
@@ -37,7 +37,7 @@ def count_files() -> None:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] += 1
     own = {name: path for name, path in files.items() if path.name != "__init__.py"}
-    lines = {name: len(path.read_text().splitlines()) for name, path in own.items()}
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in own.items()}
     single = [name for name in own if len(importers[name]) == 1]
     print(f"product modules              {len(own)}")
     print(f"product lines                {sum(lines.values())}")

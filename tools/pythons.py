@@ -135,7 +135,9 @@ def debian_with(version: str, folder: Path) -> Path:
     options = ("--variant=minbase", '--aptopt=Acquire::Check-Valid-Until "false"')
     keep_root(root, suite, PACKAGES, *options)
     inside = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    done = subprocess.run(entering(root, inside), capture_output=True, text=True)
+    done = subprocess.run(
+        entering(root, inside), capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
     if done.stdout.strip() != version:
         raise Unavailable(f"Debian {suite} has Python {done.stdout.strip() or done.stderr}")
     install(version, root)

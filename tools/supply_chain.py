@@ -137,7 +137,7 @@ def _report(problems: Iterable[str]) -> int:
 
 def released_extras() -> list[str]:
     """Return the extras of `pyproject.toml` that have a lock."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return sorted(project["optional-dependencies"].keys() - NOT_RELEASED)
 
 
@@ -154,7 +154,7 @@ def lock() -> Iterator[str]:
         given = [ROOT / "constraints.txt"]
         together = _compile(extras, given)
         given.append(Path(scratch, "together.txt"))
-        given[-1].write_text("\n".join(together) + "\n")
+        given[-1].write_text("\n".join(together) + "\n", encoding="utf-8")
         base = _compile([], given)
         of_extra = {name: _compile([name], given) for name in extras}
     LOCKS.mkdir(exist_ok=True)
@@ -178,7 +178,7 @@ def _compile(extras: Iterable[str], constraints: Iterable[Path]) -> list[Block]:
 
 def _write_lock(name: str, title: str, lines: list[str]) -> None:
     head = f"# Versions and SHA-256 hashes of {title}, by `./just lock`.\n"
-    (LOCKS / f"{name}.txt").write_text(head + "\n".join(lines) + "\n")
+    (LOCKS / f"{name}.txt").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 def blocks_of(text: str) -> list[Block]:
@@ -194,14 +194,20 @@ def pin_of(block: Block) -> Requirement:
 
 def read_lock(path: Path) -> list[Block]:
     """Return the pins of a lock, with those of the locks that it includes."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     included = re.findall(r"^-r (\S+)$", text, re.MULTILINE)
     return [*chain(*(read_lock(path.with_name(name)) for name in included)), *blocks_of(text)]
 
 
 def all_blocks(folder: Path) -> list[Block]:
     """Return every pin of every lock once, in alphabetical order."""
-    return sorted({block for path in folder.glob("*.txt") for block in blocks_of(path.read_text())})
+    return sorted(
+        {
+            block
+            for path in folder.glob("*.txt")
+            for block in blocks_of(path.read_text(encoding="utf-8"))
+        }
+    )
 
 
 def version_of(pin: Requirement) -> str:
@@ -213,7 +219,7 @@ def lock_problems(folder: Path) -> Iterator[str]:
     """Yield lines that a lock must not have: other options, addresses, versions without a hash."""
     for path in sorted(folder.glob("*.txt")):
         where = f"{folder.name}/{path.name}"
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         for line in text.splitlines():
             is_known = re.fullmatch(r"#.*|-r base\.txt|    --hash=sha256:[0-9a-f]{64}( \\)?", line)
             if not is_known and not re.fullmatch(r"[a-z0-9].*", line):
@@ -232,7 +238,9 @@ def lock_problems(folder: Path) -> Iterator[str]:
 def licence_problems(folder: Path) -> Iterator[str]:
     """Yield packages of the locks whose licence is unknown or not allowed."""
     for path in sorted(folder.glob("*.txt")):
-        for name in sorted({pin_of(block).name for block in blocks_of(path.read_text())}):
+        for name in sorted(
+            {pin_of(block).name for block in blocks_of(path.read_text(encoding="utf-8"))}
+        ):
             if path.stem == "torch" and OF_NVIDIA.fullmatch(name):
                 continue
             licence = licence_of(name)
@@ -290,7 +298,9 @@ def audit() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             for number, pins in enumerate(one_version_each(all_blocks(LOCKS))):
                 path = Path(scratch, f"{number}.txt")
-                path.write_text("".join(f"{pin.name}=={version_of(pin)}\n" for pin in pins))
+                path.write_text(
+                    "".join(f"{pin.name}=={version_of(pin)}\n" for pin in pins), encoding="utf-8"
+                )
                 reports += json.loads(_pip_audit(path))["dependencies"]
     except (Problem, ValueError, KeyError) as exc:
         print(
@@ -373,8 +383,10 @@ def release(key: Path, folder: Path) -> Iterator[str]:
     sbom = folder / f"{built[0].name.removesuffix('-py3-none-any.whl')}.cdx.json"
     for old in folder.glob("fairbed-*.cdx.json"):
         old.unlink()
-    sbom.write_text(_sbom(all_blocks(LOCKS)))
-    yield from (f"{sbom}: {problem}" for problem in sbom_problems(sbom.read_text(), LOCKS))
+    sbom.write_text(_sbom(all_blocks(LOCKS)), encoding="utf-8")
+    yield from (
+        f"{sbom}: {problem}" for problem in sbom_problems(sbom.read_text(encoding="utf-8"), LOCKS)
+    )
     sign(key, folder)
     print(f"{folder / SUMS}: {len(_files(folder))} files, signed with {key}")
 
@@ -383,7 +395,7 @@ def _sbom(blocks: Iterable[Block]) -> str:
     """Return the bill of materials of all locks in CycloneDX's JSON."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "requirements.txt")
-        path.write_text("\n".join(blocks) + "\n")
+        path.write_text("\n".join(blocks) + "\n", encoding="utf-8")
         command = ["cyclonedx-py", "requirements", str(path), "--pyproject", "pyproject.toml"]
         command += ["--index-url", INDEX, "--output-reproducible", "--output-format", "JSON"]
         return _output(command)
@@ -411,7 +423,9 @@ def sign(key: Path, folder: Path) -> None:
         Problem: ssh-keygen failed, or is missing.
     """
     sums = folder / SUMS
-    sums.write_text("".join(f"{_digest(folder / name)}  {name}\n" for name in _files(folder)))
+    sums.write_text(
+        "".join(f"{_digest(folder / name)}  {name}\n" for name in _files(folder)), encoding="utf-8"
+    )
     Path(f"{sums}.sig").unlink(missing_ok=True)
     _output(["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(sums)])
 
@@ -422,7 +436,9 @@ def verify(folder: Path, signers: Path = SIGNERS) -> Iterator[str]:
     Raises:
         Problem: There is no key or no signature, or the signature is not by one of the keys.
     """
-    if not signers.is_file() or not re.search(r"^[^#\s]", signers.read_text(), re.MULTILINE):
+    if not signers.is_file() or not re.search(
+        r"^[^#\s]", signers.read_text(encoding="utf-8"), re.MULTILINE
+    ):
         raise Problem(
             f"{signers}: must hold the key of a maintainer, got none; name a file with it: "
             f"./just verify {folder} SIGNERS"
@@ -431,7 +447,9 @@ def verify(folder: Path, signers: Path = SIGNERS) -> Iterator[str]:
     if not sums.is_file() or not signature.is_file():
         raise Problem(f"{folder}: must hold {SUMS} and {SUMS}.sig; they are part of a release")
     signer = _signer(signers, signature)
-    listed = dict(reversed(line.split("  ", 1)) for line in sums.read_text().splitlines())
+    listed = dict(
+        reversed(line.split("  ", 1)) for line in sums.read_text(encoding="utf-8").splitlines()
+    )
     present = _files(folder)
     problems = []
     for name in sorted(listed.keys() | set(present)):
@@ -487,7 +505,13 @@ def _run(command: list[str], stdin: Any = subprocess.DEVNULL) -> subprocess.Comp
     if program is None:
         raise Problem(f"{command[0]}: must be on the PATH; the recipes in Justfile install it")
     return subprocess.run(
-        [program, *command[1:]], cwd=ROOT, stdin=stdin, capture_output=True, text=True
+        [program, *command[1:]],
+        cwd=ROOT,
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
 
 

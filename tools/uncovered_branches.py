@@ -67,7 +67,7 @@ class Branch(NamedTuple):
 
 def pure_files() -> list[str]:
     """Return the files of the contract, relative to the root."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     (contract,) = (each for each in contracts if each["name"] == CONTRACT)
     ignored = [_pattern(each.partition(" ->")[0]) for each in contract["ignore_imports"]]
@@ -111,14 +111,14 @@ def measure(files: list[str]) -> tuple[int, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "report.json")
         measured.json_report(outfile=str(path))
-        return int(status), json.loads(path.read_text())
+        return int(status), json.loads(path.read_text(encoding="utf-8"))
 
 
 def missed(report: dict[str, Any], root: Path = ROOT) -> Iterator[Branch]:
     """Yield the branches of a report that no test reaches, by file."""
     for name, measured in sorted(report["files"].items()):
         path = (root / name).resolve()
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
         for function, region in measured["functions"].items():
             for text in _missed_in(region, lines):
                 yield Branch(path.relative_to(root).as_posix(), function, text)
@@ -149,7 +149,7 @@ def _code(lines: list[str], number: int) -> str:
 
 def listed() -> dict[Branch, str]:
     """Return the reasons of the page, by branch."""
-    rows = (_ROW.fullmatch(line) for line in (ROOT / PAGE).read_text().splitlines())
+    rows = (_ROW.fullmatch(line) for line in (ROOT / PAGE).read_text(encoding="utf-8").splitlines())
     return {
         Branch(row["file"], row["function"].strip("`"), row["branch"]): row["reason"].strip()
         for row in rows

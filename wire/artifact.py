@@ -26,11 +26,21 @@ from fairbed.wire.messages import MAX_TEXT, Sha256
 from fairbed.wire.tensors import Layout, Shape
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 TaskKind: TypeAlias = Literal["classification", "binary", "regression"]
 """classification: one logit per class, cross-entropy; binary: one logit, that of class 1, binary
 cross-entropy; regression: one number, half the squared error."""
+
+
+class XRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The range of the values of x in some data."""
+
+    low: Number
+    high: Number
+    is_whole: bool
+    """All values are whole numbers, as those of tokens and pixels are."""
 
 
 class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +50,8 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `0.1 * rng.standard_normal(n_values)` (buffers: their absolute value plus 0.5); x is
     `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`);
     y is `rng.integers(0, classes, batch)`, for regression `rng.standard_normal(batch)`; drawn in
-    this order, then cast to float32 / int64.
+    this order, then cast to float32 / int64. A check with a range `x` draws x from it:
+    `rng.integers(low, high + 1, ...)` for whole numbers, `rng.uniform(low, high, ...)` for others.
     """
 
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -49,6 +60,8 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Mean loss, computed in float64."""
     gradient_l2: Magnitude
     """L2 norm of the gradient over all parameters, computed in float64."""
+    x: XRange | UnsetType = UNSET
+    """Range of x, for a model that accepts no other values; left out for normal numbers."""
 
 
 class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

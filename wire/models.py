@@ -11,12 +11,19 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from fairbed.wire.artifact import ModuleSource
-from fairbed.wire.plugins import PluginError, Registered, installed, is_path, registered
+from fairbed.wire.plugins import (
+    PluginError,
+    Registered,
+    installed,
+    is_path,
+    registered,
+    users_code,
+)
 
 GROUP: Final = "fairbed.models"
 """Group of entry points, and of `fairbed.register`, of models with a name."""
@@ -63,14 +70,12 @@ def factory_at(path: str) -> Callable[..., object]:
     file = _file_of(path)
     source = b"" if file is None else _read(file)
     got = hashlib.sha256(source).digest()
-    try:
+    with _importing(path):
         module = importlib.import_module(package)
         if file is not None and _hashes.get(package, got) != got:
             with suppress(FileNotFoundError):  # by its date it may be that of the former source
                 os.unlink(importlib.util.cache_from_source(file))
             module = importlib.reload(module)
-    except Exception as exc:  # importing runs the user's code
-        raise _import_error(path, exc) from exc
     _hashes[package] = got
     factory: Callable[..., object] | None = getattr(module, name, None)
     if not callable(factory):
@@ -138,13 +143,15 @@ def call_factory(
     """
     positional, named = _arguments(path, make, x_shape, classes)
     shown = ", ".join([X_SHAPE, CLASSES[0]] if positional else named)
-    try:
+
+    def broken(problem: str) -> PluginError:
+        return PluginError(
+            f"model.name: {path}({shown}) must return a torch.nn.Module, got {problem}; correct "
+            "the factory"
+        )
+
+    with users_code(broken):
         return make(*positional, **named)
-    except Exception as exc:  # the user's code may raise anything
-        raise PluginError(
-            f"model.name: {path}({shown}) must return a torch.nn.Module, got "
-            f"{type(exc).__name__}: {_line(exc)}; correct the factory"
-        ) from exc
 
 
 def _arguments(
@@ -198,10 +205,8 @@ def _file_of(path: str) -> str | None:
     importlib.invalidate_caches()  # a file may be newer than this process
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last, so that it shadows no installed package
-    try:
+    with _importing(path):  # the packages around it
         spec = importlib.util.find_spec(package_of(path))
-    except Exception as exc:  # importing the packages around it runs their code
-        raise _import_error(path, exc) from exc
     if spec is None:
         raise _absent(path)
     return spec.origin if spec.has_location else None
@@ -212,14 +217,29 @@ def _read(file: str) -> bytes:
         return opened.read()
 
 
-def _import_error(path: str, exc: Exception) -> PluginError:
-    absent = exc.name if isinstance(exc, ModuleNotFoundError) else None
-    if absent is not None and f"{package_of(path)}.".startswith(f"{absent}."):
-        return _absent(path)
-    return PluginError(
-        f"model.name: the module of {path} must be importable, got {type(exc).__name__} "
-        f"in it: {_line(exc)}; correct the module or install what it needs"
-    )
+@contextmanager
+def _importing(path: str) -> Iterator[None]:
+    """Turn what an import raises into one line.
+
+    Raises:
+        PluginError: The module is absent, or its code or an import in it fails.
+    """
+
+    def broken(problem: str) -> PluginError:
+        return PluginError(
+            f"model.name: the module of {path} must be importable, got {problem}; correct the "
+            "module or install what it needs"
+        )
+
+    try:
+        with users_code(broken):
+            yield
+    except PluginError as exc:
+        absent = getattr(exc.__cause__, "name", None)
+        is_absent = isinstance(exc.__cause__, ModuleNotFoundError) and absent is not None
+        if is_absent and f"{package_of(path)}.".startswith(f"{absent}."):
+            raise _absent(path) from exc.__cause__
+        raise
 
 
 def _absent(path: str) -> PluginError:
@@ -227,7 +247,3 @@ def _absent(path: str) -> PluginError:
         f"model.name: {path} must name an importable module, got none named "
         f"{package_of(path)!r}; correct the name, or run fairbed in its folder"
     )
-
-
-def _line(exc: Exception) -> str:
-    return " ".join(str(exc).split())[:200]

@@ -7,8 +7,10 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -99,7 +101,14 @@ def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
     Raises:
         PluginError: It is not installed, or cannot be imported.
     """
-    try:
+
+    def broken(problem: str) -> PluginError:
+        return PluginError(
+            f"{noun} {name}: must be importable as package.module:Name, got {problem}; install "
+            "it, or run fairbed in its folder"
+        )
+
+    with users_code(broken):
         if not is_path(name):
             found = installed(group)
             if name not in found:
@@ -114,13 +123,6 @@ def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
         made = importlib.import_module(module)
         for part in path.split("."):
             made = getattr(made, part)
-    except PluginError:
-        raise
-    except Exception as exc:  # importing runs third-party code
-        raise PluginError(
-            f"{noun} {name}: must be importable as package.module:Name, got "
-            f"{one_line(exc)}; install it, or run fairbed in its folder"
-        ) from exc
     if not callable(made):
         raise PluginError(
             f"{noun} {name}: must be a class or a function that makes one, "
@@ -129,9 +131,75 @@ def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
     return made
 
 
+_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
+"""Folders of Python and of installed packages, as `sysconfig` names them."""
+
+
+@cache
+def folders_of_python() -> tuple[str, ...]:
+    """Return the folders of Python, of installed packages and of Fairbed, each with a `/`."""
+    import sysconfig
+
+    package = next(iter(sys.modules[__name__.partition(".")[0]].__path__))
+    places = [sysconfig.get_path(name) for name in _PYTHON]
+    if sys.prefix != sys.base_prefix:
+        places.append(sys.prefix)
+    inside = (os.path.join(package, name) for name in os.listdir(package) if name != "examples")
+    return tuple(os.path.realpath(place) + os.sep for place in [*places, package, *inside])
+
+
+def is_of_user(path: str) -> bool:
+    """Return whether a file is no part of Python, of an installed package, or of Fairbed."""
+    return not os.path.realpath(path).startswith(folders_of_python())
+
+
+@contextmanager
+def users_code(
+    error: Callable[[str], Exception], *passed: type[Exception], length: int = 200
+) -> Iterator[None]:
+    """Raise one error of Fairbed for anything that code of the user raises.
+
+    All code of the user runs in it: imports, factories, modules, data functions and plug-ins. Also
+    `sys.exit` in it is an error: a module must not end a run.
+
+    Args:
+        error: Makes the error of type, message, file and line of what was raised, one line.
+        *passed: Errors of Fairbed that pass as they are, besides `PluginError`.
+        length: Maximum length of the message of what was raised.
+    """
+    ours: tuple[type[Exception], ...] = (PluginError, *passed)
+    try:
+        yield
+    except ours:
+        raise
+    except (Exception, SystemExit) as exc:
+        raise error(one_line(exc, length)) from exc
+
+
 def one_line(exc: BaseException, length: int = 200) -> str:
-    """Return type and message of an exception of third-party code on one line."""
-    return f"{type(exc).__name__}: {' '.join(str(exc).split())[:length]}"
+    """Return type, message, file and line of an exception of third-party code on one line."""
+    text = str(exc.msg) if isinstance(exc, SyntaxError) else str(exc)
+    message = " ".join(text.split())[:length]
+    place = place_of(exc)
+    return f"{type(exc).__name__}{f': {message}' if message else ''}{place and f' ({place})'}"
+
+
+def place_of(exc: BaseException) -> str:
+    """Return the file and line of the user's code that raised an exception; empty if unknown."""
+    place: tuple[str, int | None] | None = None
+    trace = exc.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith("<") and is_of_user(file):
+            place = file, trace.tb_lineno
+        trace = trace.tb_next
+    if isinstance(exc, SyntaxError) and exc.filename:
+        place = exc.filename, exc.lineno
+    if place is None:
+        return ""
+    file, line = place
+    here = os.path.join(os.path.realpath(os.getcwd()), "")
+    return f"{os.path.realpath(file).removeprefix(here)}, line {line}"
 
 
 def described(value: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from fairbed.wire.artifact import TaskSpec
@@ -48,10 +49,15 @@ def selfcheck_inputs(
     vector = VECTOR_SCALE * rng.standard_normal(spec.layout.n_values)
     vector[n_params:] = np.abs(vector[n_params:]) + BUFFER_FLOOR
     x: Examples
+    shape, within = (batch, *spec.x_shape), spec.selfcheck.x
     if spec.x_dtype == "int64":
-        x = rng.integers(0, spec.x_classes, (batch, *spec.x_shape), dtype=np.int64)
+        x = rng.integers(0, spec.x_classes, shape, dtype=np.int64)
+    elif within is UNSET:
+        x = rng.standard_normal(shape).astype(np.float32)
+    elif within.is_whole:
+        x = rng.integers(int(within.low), int(within.high) + 1, shape).astype(np.float32)
     else:
-        x = rng.standard_normal((batch, *spec.x_shape)).astype(np.float32)
+        x = rng.uniform(within.low, within.high, shape).astype(np.float32)
     y: Targets
     if spec.kind == "regression":
         y = rng.standard_normal(batch).astype(np.float32)

@@ -125,5 +125,7 @@ def _containers() -> list[str]:
         text=True,
         check=False,
         timeout=60.0,
+        encoding="utf-8",
+        errors="replace",
     )
     return listed.stdout.split()

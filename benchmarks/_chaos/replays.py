@@ -191,7 +191,9 @@ def _replay_until(
     with RunReader(folder / "calm") as reader:
         rounds = reader.run().rounds_completed
     if process.returncode not in (0, -signal.SIGKILL) or len(samples) < 8:
-        raise SystemExit(f"the replay failed: {(folder / 'replay.log').read_text()[-300:]}")
+        raise SystemExit(
+            f"the replay failed: {(folder / 'replay.log').read_text(encoding='utf-8')[-300:]}"
+        )
     return rounds, samples, progress
 
 
@@ -233,7 +235,9 @@ def _replay_with_kills(
         process.wait()
         kills += 1
     if process.returncode:
-        raise SystemExit(f"the replay failed: {(folder / 'replay.log').read_text()[-300:]}")
+        raise SystemExit(
+            f"the replay failed: {(folder / 'replay.log').read_text(encoding='utf-8')[-300:]}"
+        )
     return kills
 
 

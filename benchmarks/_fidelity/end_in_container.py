@@ -84,7 +84,7 @@ async def _pid(found: Path, log: Path) -> int:
     file = anyio.Path(found)
     with anyio.move_on_after(START_S):
         while True:
-            if await file.exists() and (text := (await file.read_text()).strip()):
+            if await file.exists() and (text := (await file.read_text(encoding="utf-8")).strip()):
                 return int(text)
             await anyio.sleep(POLL_S)
     raise EndError(f"fidelity: podman must start a container within {START_S:g} s; see {log}")

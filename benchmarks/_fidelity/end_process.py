@@ -82,7 +82,7 @@ class EndPipe:
         return reply
 
     def _last_line(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
+        lines = self._log.read_text(errors="replace", encoding="utf-8").splitlines()
         return lines[-1] if lines else "empty"
 
 

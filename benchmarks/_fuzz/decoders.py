@@ -549,7 +549,7 @@ def _run_stores(data: bytes) -> None:
     for old in folder.glob("run.db*"):
         old.unlink()
     (folder / "run.db").write_bytes(data)
-    (folder / "experiment.toml").write_text('name = "damaged"\n')
+    (folder / "experiment.toml").write_text('name = "damaged"\n', encoding="utf-8")
     with RunReader(folder) as reader:
         _read_all(reader)
 

@@ -65,7 +65,8 @@ def _mosquitto(folder: str) -> Iterator[int]:
     file = Path(folder) / "mosquitto.conf"
     file.write_text(
         f"user {getpass.getuser()}\nlistener {port} 127.0.0.1\nallow_anonymous true\n"
-        "sys_interval 1\nset_tcp_nodelay true\n"
+        "sys_interval 1\nset_tcp_nodelay true\n",
+        encoding="utf-8",
     )
     process = subprocess.Popen(
         guarded([*command, "-c", str(file)]), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.wire.plugins import PluginError, described, one_line
+from fairbed.wire.plugins import PluginError, described, users_code
 
 T = TypeVar("T")
 
@@ -73,12 +73,8 @@ class Guard:
         Raises:
             PluginError: It raised.
         """
-        try:
+        with users_code(lambda got: self.error(where, f"must not raise, got {got}")):
             return verb()
-        except PluginError:
-            raise
-        except Exception as exc:  # a plug-in may raise anything
-            self.fail(where, f"must not raise, got {one_line(exc)}", exc)
 
     def numbers(self, where: str, returned: object, shape: tuple[int, ...]) -> Floats:
         """Return an array that a method returned as float64.
@@ -101,8 +97,12 @@ class Guard:
         Raises:
             PluginError: Always.
         """
-        raise PluginError(
+        raise self.error(where, what) from cause
+
+    def error(self, where: str, what: str) -> PluginError:
+        """Return the error of a violation; the arguments are those of `fail`."""
+        return PluginError(
             f"{self.noun} {self.name}: {where} {what}; run fairbed doctor {self.doctor} "
             f"{self.name} to check it",
             f"{where} {what}",
-        ) from cause
+        )

@@ -14,7 +14,7 @@ from fairbed.coordinator.policy.config import (
 )
 from fairbed.wire.local_training import NOUN
 from fairbed.wire.messages import LOCAL_RULES_GROUP
-from fairbed.wire.plugins import PluginError, factory_of, installed, is_path, one_line
+from fairbed.wire.plugins import PluginError, factory_of, installed, is_path, users_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,15 @@ class Kind:
             PluginError: It is not installed, cannot be imported, or does not take the options.
         """
         make = factory_of(self.noun, self.group, name, self._choices())
-        try:
+
+        def broken(problem: str) -> PluginError:
+            return PluginError(
+                f"{self.noun} {name}: must be made from {self.options} {dict(options)}, got "
+                f"{problem}; correct the options"
+            )
+
+        with users_code(broken):
             return make(**options)
-        except Exception as exc:  # third-party code may raise anything
-            raise PluginError(
-                f"{self.noun} {name}: must be made from {self.options} {dict(options)}, "
-                f"got {one_line(exc)}; correct the options"
-            ) from exc
 
 
 SELECTOR = Kind("selector", "fairbed.selectors", "selection.policy", "selection.options", POLICIES)

@@ -60,6 +60,7 @@ from fairbed.coordinator.store.tables import (
 )
 from fairbed.coordinator.store.writer import MAX_ROWS, Writer
 from fairbed.wire.artifact import TaskKind
+from fairbed.wire.console import storable
 
 KEEP_LAST = 3
 """Newest models kept: one to resume from, and two in case its file is damaged."""
@@ -148,7 +149,7 @@ class NewRun:
     def row(self) -> RunRow:
         """Return the row of the run before its start."""
         return RunRow(
-            run_id=self.run_id,
+            run_id=storable(self.run_id),
             name=self.name,
             created=_wall(),
             seed=self.seed,

@@ -1,11 +1,12 @@
 """Tasks by the name that an experiment file gives its model."""
 
 import importlib.util
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from fairbed.coordinator.policy.config import ModelEngine
-from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
+from fairbed.coordinator.task.errors import TaskError, UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import (
     MODELS,
     SHIPPED,
@@ -15,10 +16,12 @@ from fairbed.coordinator.task.recipes import (
 )
 from fairbed.wire.artifact import Artifact, TaskKind, decode_artifact
 from fairbed.wire.models import GROUP, call_factory, factory_at, path_of
-from fairbed.wire.plugins import PluginError, is_path, registered
+from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from fairbed.coordinator.task.modules import AnyExamples
 
 ARTIFACTS = "artifacts"
 SUFFIX = ".task"
@@ -31,6 +34,7 @@ def load_task(
     kind: TaskKind = "classification",
     *,
     engine: ModelEngine = "auto",
+    examples: "AnyExamples | None" = None,
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -41,6 +45,7 @@ def load_task(
         classes: Number of classes; 1 for regression.
         kind: What the model predicts.
         engine: As for `build_task`.
+        examples: As for `build_task`.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -58,7 +63,7 @@ def load_task(
         return decode_artifact(read_shipped(recipe.name))
     needed = ("torch",) if engine == "torch" else ("torch", "onnx")
     if all(importlib.util.find_spec(package) for package in needed):
-        return build_task(model, x_shape, classes, kind, engine=engine)
+        return build_task(model, x_shape, classes, kind, engine=engine, examples=examples)
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
     predicts = f"in {classes} classes" if kind == "classification" else f"and {kind}"
@@ -81,6 +86,7 @@ def build_task(
     kind: TaskKind = "classification",
     *,
     engine: ModelEngine = "auto",
+    examples: "AnyExamples | None" = None,
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
@@ -95,6 +101,8 @@ def build_task(
         kind: What the model predicts.
         engine: onnx exports the module, torch names it; auto names a module of the user that
             cannot be exported.
+        examples: x of the data, shape (n, ...). The checks draw normal numbers; if the module fails
+            on them, as one of tokens does, they draw from the range of the examples.
 
     Raises:
         UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
@@ -102,7 +110,7 @@ def build_task(
         WrongArtifact: The export does not compute what torch computes.
     """
     try:
-        from fairbed.coordinator.task.modules import module_task
+        from fairbed.coordinator.task.modules import check_parameters, module_task, x_range_for
 
         if engine != "torch":
             from fairbed.coordinator.task.export import export_task
@@ -116,17 +124,35 @@ def build_task(
         recipe = default_recipe(model, x_shape, classes, kind)
         return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
     name = task_name(model, x_shape, classes, kind)
-    if engine == "torch":
-        return module_task(module, name, model, x_shape, classes, kind)
-    try:
-        return export_task(module, name, model, x_shape, classes, kind=kind)
-    except (Unsupported, WrongArtifact) as exc:
-        if not is_path(model):  # no device can import it
-            raise
-        if engine == "onnx":
-            raise type(exc)(f'{exc}, or model.engine = "auto" with torch on the devices') from exc
-        reason = str(exc).rpartition("; ")[0]
-        return module_task(module, name, model, x_shape, classes, kind, reason=reason)
+
+    def broken(problem: str) -> Unsupported:
+        return Unsupported(f"{name}: the model must be usable, got {problem}; correct the module")
+
+    with users_code(broken, TaskError):
+        check_parameters(module, name)
+        x_range = x_range_for(module, name, x_shape, examples)
+        reason = ""
+        if engine != "torch":
+            try:
+                with users_code(partial(_not_exported, name), TaskError):
+                    return export_task(
+                        module, name, model, x_shape, classes, kind=kind, x_range=x_range
+                    )
+            except (Unsupported, WrongArtifact) as exc:
+                if not is_path(model):  # no device can import it
+                    raise
+                if engine == "onnx":
+                    raise type(exc)(
+                        f'{exc}, or model.engine = "auto" with torch on the devices'
+                    ) from exc
+                reason = str(exc).rpartition("; ")[0]
+        return module_task(
+            module, name, model, x_shape, classes, kind, x_range=x_range, reason=reason
+        )
+
+
+def _not_exported(name: str, problem: str) -> Unsupported:
+    return Unsupported(f"{name}: the model must be exportable, got {problem}; rewrite that part")
 
 
 def make_module(

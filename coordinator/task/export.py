@@ -32,14 +32,13 @@ from fairbed.coordinator.task.modules import (
     SELFCHECK_BATCH,
     SELFCHECK_SEED,
     make_layout,
+    unknown_check,
     with_kind,
 )
 from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.recording import PREFIX, Recorder
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck, verify
-from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
-
-_UNKNOWN = SelfCheck(seed=SELFCHECK_SEED, batch=SELFCHECK_BATCH, loss=0.0, gradient_l2=0.0)
+from fairbed.wire.artifact import Artifact, TaskKind, TaskSpec, XRange
 
 
 def export_task(
@@ -52,6 +51,7 @@ def export_task(
     x_dtype: Literal["float32", "int64"] = "float32",
     x_classes: int = 0,
     kind: TaskKind = "classification",
+    x_range: XRange | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
 
@@ -67,11 +67,13 @@ def export_task(
         x_dtype: Type of x.
         x_classes: Vocabulary size for integer x.
         kind: What the model predicts. With two classes its output decides: one logit, or two.
+        x_range: From which the checks draw x; None for normal numbers.
 
     Raises:
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
         WrongArtifact: The graphs do not compute what torch computes.
     """
+    _check_tied(model)
     spec = TaskSpec(
         name=name,
         model=model_name,
@@ -81,7 +83,7 @@ def export_task(
         x_classes=x_classes,
         classes=classes,
         opset=OPSET,
-        selfcheck=_UNKNOWN,
+        selfcheck=unknown_check(x_range),
         task=UNSET if kind == "classification" else kind,
     )
     recorder = Recorder(copy.deepcopy(model), spec)
@@ -97,6 +99,17 @@ def export_task(
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
     verify(artifact, reference)
     return artifact
+
+
+def _check_tied(model: nn.Module) -> None:
+    """Refuse tied weights: the graphs have one input and one gradient per name."""
+    first: dict[int, str] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        if (other := first.setdefault(id(tensor), name)) != name:
+            raise Unsupported(
+                f"{name}: each parameter must have one name, got {other}, which is the same "
+                "parameter (tied weights); give it a parameter of its own"
+            )
 
 
 def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:

@@ -4,7 +4,7 @@ The ONNX graph has short stable names, no duplicates, no unused nodes and no met
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -15,6 +15,8 @@ from torch import fx
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.graphs import check_graph
+
+T = TypeVar("T")
 
 OPSET = 20
 IR_VERSION = 10
@@ -119,17 +121,28 @@ Value: TypeAlias = str | tuple[str, ...]
 BATCH = "batch"
 """Name of the only symbolic dimension."""
 
-ELEMENT_TYPES: Mapping[torch.dtype, int] = {
-    torch.float32: TensorProto.FLOAT,
-    torch.int64: TensorProto.INT64,
-    torch.bool: TensorProto.BOOL,
-}
 
-NUMPY_TYPES: Mapping[torch.dtype, type[np.generic]] = {
-    torch.float32: np.float32,
-    torch.int64: np.int64,
-    torch.bool: np.bool_,
-}
+class _UnknownType(Unsupported):
+    """A type of tensors that the graphs do not have."""
+
+
+class _Types(dict[torch.dtype, T]):
+    def __missing__(self, dtype: torch.dtype) -> T:
+        shown = str(dtype).removeprefix("torch.")
+        raise _UnknownType(f"all tensors must be float32, int64 or bool, got {shown}")
+
+
+ELEMENT_TYPES: Mapping[torch.dtype, int] = _Types(
+    {
+        torch.float32: TensorProto.FLOAT,
+        torch.int64: TensorProto.INT64,
+        torch.bool: TensorProto.BOOL,
+    }
+)
+
+NUMPY_TYPES: Mapping[torch.dtype, type[np.generic]] = _Types(
+    {torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
+)
 
 
 class Lowering:
@@ -167,7 +180,10 @@ class Lowering:
         Raises:
             Unsupported: There is no rule for the node or for its arguments.
         """
-        self._values[node] = self.handler(node)(self, node)
+        try:
+            self._values[node] = self.handler(node)(self, node)
+        except _UnknownType as exc:
+            raise Unsupported(_refusal(node, str(exc))) from None
 
     def value(self, node: fx.Node) -> str:
         """Return the ONNX value of an FX node with one output.

@@ -9,17 +9,20 @@ import math
 from typing import Literal, TypeAlias
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import UNSET
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck
-from fairbed.wire.artifact import Artifact, ModuleSource, SelfCheck, TaskKind, TaskSpec
+from fairbed.wire.artifact import Artifact, ModuleSource, SelfCheck, TaskKind, TaskSpec, XRange
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import source_hash
-from fairbed.wire.plugins import PluginError
+from fairbed.wire.plugins import PluginError, users_code
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import Layout, Tensor
 
@@ -29,8 +32,122 @@ SELFCHECK_BATCH = 5
 NO_OPSET = 1
 """Opset of a task without graphs."""
 
+AnyExamples: TypeAlias = NDArray[np.float32] | NDArray[np.uint8] | NDArray[np.int64]
+
 Role: TypeAlias = Literal["param", "buffer"]
 Start: TypeAlias = Literal["zeros", "ones", "uniform"]
+
+
+def unknown_check(x_range: XRange | None) -> SelfCheck:
+    """Return a self-check whose results are not computed yet."""
+    return SelfCheck(
+        seed=SELFCHECK_SEED,
+        batch=SELFCHECK_BATCH,
+        loss=0.0,
+        gradient_l2=0.0,
+        x=UNSET if x_range is None else x_range,
+    )
+
+
+def check_parameters(model: nn.Module, name: str) -> None:
+    """Refuse a module whose parameters no engine trains.
+
+    Raises:
+        Unsupported: A parameter has no shape yet, is frozen, no float32, not on the CPU, or shares
+            its memory with another one; or there is none.
+    """
+    places: dict[int, str] = {}
+    owners = {f"{at}." if at else "": type(part).__name__ for at, part in model.named_modules()}
+    parameters = list(model.named_parameters())
+    if not parameters:
+        raise Unsupported(f"{name}: the model must have parameters, got none; add a layer")
+    for label, tensor in parameters:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        has_no_shape: bool = is_lazy(tensor)
+        if has_no_shape:
+            layer = owners[label[: label.rfind(".") + 1]]
+            problem = f"have a shape, got a lazy layer, {layer}; give the sizes of its inputs"
+        elif tensor.dtype != torch.float32:
+            problem = f"be float32, got {dtype}; make it float32, as with .float()"
+        elif tensor.device.type != "cpu":
+            problem = f"be on the CPU, got {tensor.device}; leave out .to() and device="
+        elif not tensor.requires_grad:
+            problem = (
+                "be trained, got a frozen one (requires_grad is False); compute frozen layers "
+                "before training, in the data, or train them"
+            )
+        elif tensor.numel() and places.setdefault(tensor.data_ptr(), label) != label:
+            other = places[tensor.data_ptr()]
+            problem = (
+                f"have memory of its own, got that of {other}; clone it, or tie both as one "
+                "nn.Parameter"
+            )
+        else:
+            continue
+        raise Unsupported(f"{label}: each parameter must {problem}")
+
+
+def x_range_for(
+    model: nn.Module, name: str, x_shape: tuple[int, ...], examples: AnyExamples | None
+) -> XRange | None:
+    """Return the range from which the checks of a module draw x; None for normal numbers.
+
+    A model of tokens fails on normal numbers, and one with a logarithm has no finite output.
+
+    Args:
+        model: The module; it is not changed.
+        name: Name of the task.
+        x_shape: Shape of one example.
+        examples: Of the data, shape (n, ...); None if there are none.
+
+    Raises:
+        Unsupported: The module fails on values of the data, or accepts integers alone and there
+            are no examples.
+    """
+    shape = (SELFCHECK_BATCH, *x_shape)
+    normal = np.random.default_rng(SELFCHECK_SEED).standard_normal(shape)
+    problem = _forward_problem(model, normal)
+    if not problem:
+        return None
+    if examples is None:
+        if _forward_problem(model, np.zeros(shape)):
+            return None  # another fault, which the next step reports
+        raise Unsupported(
+            f"{name}: the self-check draws x from a normal distribution, and the model must accept "
+            f"it, got {problem}; it accepts zeros, as a model of integers (tokens, nn.Embedding) "
+            "does: build it with your data, as a replay does, or in Python with "
+            "build_task(..., examples=x)"
+        )
+    scale = 255.0 if examples.dtype == np.uint8 else 1.0  # pixels, which a device divides by it
+    low, high = float(examples.min()) / scale, float(examples.max()) / scale
+    is_whole = scale == 1.0 and bool((examples == np.floor(examples)).all())
+    found = XRange(low=low, high=high, is_whole=is_whole)
+    if found.is_whole:
+        x = np.linspace(low, high, math.prod(shape)).round().reshape(shape)
+    else:
+        x = np.linspace(low, high, math.prod(shape)).reshape(shape)
+    again = _forward_problem(model, x)
+    if again:
+        kind = "whole numbers" if found.is_whole else "numbers"
+        raise Unsupported(
+            f"{name}: the model must accept x of the data, {kind} from {low:g} to {high:g}, got "
+            f"{again}; correct the module or the data"
+        )
+    return found
+
+
+def _forward_problem(model: nn.Module, x: NDArray[np.float64]) -> str:
+    """Return how a module fails on x, or that its output is not finite; empty if it is."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            with users_code(PluginError):
+                output = copy.deepcopy(model).train()(torch.from_numpy(x.astype(np.float32)))
+        except PluginError as exc:
+            return str(exc)
+    is_tensor = isinstance(output, torch.Tensor)
+    if is_tensor and not bool(torch.isfinite(output).all()):
+        return "an output that is not finite"
+    return ""
 
 
 def make_layout(model: nn.Module) -> Layout:
@@ -119,6 +236,7 @@ def module_task(
     classes: int,
     kind: TaskKind = "classification",
     *,
+    x_range: XRange | None = None,
     reason: str = "",
 ) -> Artifact:
     """Return the task of a module that devices train with torch.
@@ -130,14 +248,12 @@ def module_task(
         x_shape: Shape of one example.
         classes: Number of classes; 1 for regression.
         kind: What the model predicts; with two classes its output decides.
+        x_range: From which the self-check draws x; None for normal numbers.
         reason: Why there are no graphs; empty if the experiment chose torch.
 
     Raises:
         Unsupported: The module cannot be trained, or its source is no file.
     """
-    wrong = [n for n, p in model.named_parameters() if p.dtype != torch.float32]
-    if wrong:
-        raise Unsupported(f"{name}: parameters must be float32, got another type in {wrong[0]}")
     spec = TaskSpec(
         name=name,
         model=path,
@@ -145,10 +261,17 @@ def module_task(
         x_shape=x_shape,
         classes=classes,
         opset=NO_OPSET,
-        selfcheck=SelfCheck(seed=SELFCHECK_SEED, batch=SELFCHECK_BATCH, loss=0.0, gradient_l2=0.0),
+        selfcheck=unknown_check(x_range),
         task=UNSET if kind == "classification" else kind,
     )
-    try:
+
+    def broken(problem: str) -> Unsupported:
+        return Unsupported(
+            f"{name}: torch must be able to train the model in float64, got {problem}; correct the "
+            "module"
+        )
+
+    with users_code(broken, Unsupported):
         output, is_random = _tried(model, spec)
         if spec.is_scored:
             spec = with_kind(spec, output)
@@ -157,24 +280,18 @@ def module_task(
                 f"{name}: the model must return logits of shape (B, {classes}), got "
                 f"({', '.join(map(str, ('B', *output)))}); change its last layer"
             )
+        try:
+            source_sha256 = source_hash(path)
+        except (PluginError, OSError) as exc:
+            raise Unsupported(str(exc)) from exc
         source = ModuleSource(
             path=path,
-            sha256=source_hash(path),
+            sha256=source_sha256,
             is_random=is_random,
             reason=reason[:MAX_TEXT],
         )
         reference = TorchReference(model, spec.layout, spec.kind, is_random=is_random)
         check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
-    except Unsupported:
-        raise
-    except (PluginError, OSError) as exc:
-        raise Unsupported(str(exc)) from exc
-    except Exception as exc:  # the user's code may raise anything
-        line = " ".join(str(exc).split())[:200] or type(exc).__name__
-        raise Unsupported(
-            f"{name}: torch must be able to train the model in float64, got: {line}; correct the "
-            "module"
-        ) from exc
     unused = reference.unused()
     if unused:
         raise Unsupported(

@@ -12,6 +12,7 @@ from torch.export.experimental import _export_forward_backward
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import TaskKind, TaskSpec
+from fairbed.wire.plugins import place_of
 
 PREFIX = "model."
 """Prefix of the names of a module's tensors in a recorded graph."""
@@ -164,8 +165,10 @@ class Recorder:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
-        except Exception as exc:  # the tracer may raise anything
+        except (Exception, SystemExit) as exc:  # the tracer may raise anything
             reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
+            place = place_of(exc)
+            reason += f" ({place})" if place else ""
             raise Unsupported(
                 f"{self._spec.name}: torch must be able to record the model, got: {reason}; "
                 "rewrite that part of it"

@@ -182,6 +182,7 @@ def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch
         batch=batch,
         loss=_rounded(step.loss),
         gradient_l2=_rounded(float(np.linalg.norm(step.gradient))),
+        x=spec.selfcheck.x,
     )
 
 

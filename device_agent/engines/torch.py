@@ -24,7 +24,7 @@ from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, TaskKind
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.models import call_factory, sourced_factory
-from fairbed.wire.plugins import PluginError
+from fairbed.wire.plugins import PluginError, users_code
 
 _random_numbers = Lock()
 """Held while a module draws: layers such as dropout know one generator, that of the process."""
@@ -212,13 +212,9 @@ class TorchEngine:
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
         """Turn any error of the module into one line."""
-        try:
+        path = self._source.path
+        with users_code(lambda got: EngineError(f"model {path}: {what} failed: {got}")):
             yield
-        except EngineError:
-            raise
-        except Exception as exc:  # the user's code may raise anything
-            line = " ".join(str(exc).split())[:200] or type(exc).__name__
-            raise EngineError(f"model {self._source.path}: {what} failed: {line}") from exc
 
 
 def example_losses(output: torch.Tensor, y: torch.Tensor, kind: TaskKind) -> torch.Tensor:

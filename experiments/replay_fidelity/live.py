@@ -85,6 +85,8 @@ def _run_fairbed(*arguments: str, limit_s: float) -> None:
             text=True,
             timeout=limit_s,
             check=False,
+            encoding="utf-8",
+            errors="replace",
         )
     except subprocess.TimeoutExpired as exc:
         raise LiveRunError(f"run: must end within {limit_s:.0f} s, did not") from exc

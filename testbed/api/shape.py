@@ -130,6 +130,7 @@ def _ended(arguments: Sequence[str]) -> tuple[int, str, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
         errors="replace",
         start_new_session=True,  # an interrupt of the terminal ends it through the line below
     )

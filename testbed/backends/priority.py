@@ -30,7 +30,7 @@ def raise_priority() -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with suppress(OSError):
-        AUTOGROUP.write_text(str(NICENESS))
+        AUTOGROUP.write_text(str(NICENESS), encoding="utf-8")
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def low_priority() -> Iterator[None]:
 def _session_niceness() -> int | None:
     """Return the niceness of the session; None if this system has no autogroups."""
     with suppress(OSError):
-        if found := re.search(r"nice (-?\d+)$", AUTOGROUP.read_text().strip()):
+        if found := re.search(r"nice (-?\d+)$", AUTOGROUP.read_text(encoding="utf-8").strip()):
             return int(found[1])
     return None
 
@@ -63,7 +63,7 @@ def _session_niceness() -> int | None:
 def _set_session_niceness(niceness: int) -> None:
     for _ in range(AUTOGROUP_TRIES):
         try:
-            AUTOGROUP.write_text(str(niceness))
+            AUTOGROUP.write_text(str(niceness), encoding="utf-8")
         except BlockingIOError:  # the kernel allows ten changes per second for all sessions
             time.sleep(AUTOGROUP_RETRY_S)
         except OSError:

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 import fairbed
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.install import what_to_install
+from fairbed.wire.console import shows
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit codes."""
@@ -65,9 +66,21 @@ _MODULES = {
 
 
 def shows_screens() -> bool:
-    """Return whether this terminal can show the control room; a pipe or a dumb one cannot."""
+    """Return whether this terminal can show the control room.
+
+    A pipe, a dumb terminal, and one without UTF-8 cannot; the last one gets a line with the reason.
+    """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    return is_terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    if not is_terminal or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return False
+    if shows(sys.stdout):
+        return True
+    print(
+        f"fairbed: the control room must have a terminal with UTF-8, got {sys.stdout.encoding}: "
+        "lines instead; set LC_ALL=C.UTF-8",
+        file=sys.stderr,
+    )
+    return False
 
 
 def output_width() -> int | None:

@@ -257,7 +257,15 @@ def _version_of(broker: str) -> str:
     """Return how a broker names itself; mosquitto has no option for it but its help."""
     try:
         command = [*find_program(broker), "-h" if broker == "mosquitto" else "--version"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REACH_S, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=REACH_S,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (LabError, OSError, subprocess.TimeoutExpired) as exc:
         return str(exc)
     return next(iter(done.stdout.splitlines()), "unknown")

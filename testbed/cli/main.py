@@ -15,6 +15,7 @@ from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.host.termination import STOPPING, signals_restored
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
+from fairbed.wire.console import print_anything
 
 
 def console() -> int:
@@ -27,6 +28,7 @@ def console() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 failed, 2 bad usage or configuration."""
+    print_anything()
     parser = make_parser()
     if "_ARGCOMPLETE" in os.environ:
         complete(parser)

@@ -62,7 +62,15 @@ def check_joinable(address: str) -> None:
         ) from exc
     command = guarded([sys.executable, "-m", __spec__.name, f"{host}:{port}"])
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=JOIN_S, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=JOIN_S,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
     except subprocess.TimeoutExpired as exc:
         raise ClusterError(
             f"--cluster {address}: the head of a Ray cluster must answer within {JOIN_S:g} s, got "

@@ -44,8 +44,7 @@ from fairbed.testbed.inputs import (
     shown_path,
 )
 from fairbed.testbed.replay.setup import setup_of
-from fairbed.testbed.sources import is_of_user
-from fairbed.wire.plugins import registered
+from fairbed.wire.plugins import is_of_user, registered
 
 BLOCK_BYTES = 1 << 20
 

@@ -173,6 +173,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
         dataset.classes,
         dataset.kind,
         engine=experiment.model.engine,
+        examples=dataset.x,
     )
     for run in runs:
         if run.vector.shape != (artifact.spec.layout.n_values,):

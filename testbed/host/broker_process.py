@@ -350,7 +350,7 @@ class BrokerProcess:
     def _log_end(self) -> str:
         """Return the end of the log on one line."""
         try:
-            lines = self._log.read_text(errors="replace").split("\n")
+            lines = self._log.read_text(errors="replace", encoding="utf-8").split("\n")
         except OSError:
             return "no log"
         return " | ".join([line.strip() for line in lines if line.strip()][-LOG_LINES:]) or "no log"

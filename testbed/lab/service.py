@@ -118,7 +118,7 @@ def running_pid(lab: Lab) -> int | None:
 def pid_of_broker(lab: Lab) -> int | None:
     """Return the process of a lab's broker, as its last start noted it; None if it is unknown."""
     try:
-        return int((lab.broker / BROKER_PID_FILE).read_text())
+        return int((lab.broker / BROKER_PID_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
@@ -246,7 +246,13 @@ def check_version(broker: str, command: Sequence[str]) -> None:
     option = "-h" if broker == "mosquitto" else "--version"  # mosquitto has no other
     try:
         done = subprocess.run(
-            [*command, option], capture_output=True, text=True, timeout=VERSION_S, check=False
+            [*command, option],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_S,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise LabError(f"lab: {command[0]} must name its version, got {exc}") from exc

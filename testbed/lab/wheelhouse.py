@@ -35,7 +35,9 @@ Run: TypeAlias = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 def run_pip(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     """Run pip of this environment."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, encoding="utf-8", errors="replace"
+    )
 
 
 def fill(

@@ -180,7 +180,12 @@ def query_vcgencmd(program: str) -> tuple[str, ...] | None:
     """Return why the firmware of a Raspberry Pi throttles the processor; None if unknown."""
     try:
         done = subprocess.run(
-            [program, "get_throttled"], capture_output=True, text=True, timeout=VCGENCMD_TIMEOUT_S
+            [program, "get_throttled"],
+            capture_output=True,
+            text=True,
+            timeout=VCGENCMD_TIMEOUT_S,
+            encoding="utf-8",
+            errors="replace",
         )
         return pi_throttle_causes(int(done.stdout.strip().removeprefix("throttled="), 16))
     except (OSError, ValueError, subprocess.SubprocessError):

@@ -101,4 +101,5 @@ def _artifact(experiment: Experiment) -> Artifact:
         dataset.classes,
         dataset.kind,
         engine=experiment.model.engine,
+        examples=dataset.x,
     )

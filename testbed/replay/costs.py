@@ -174,6 +174,7 @@ def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
         dataset.classes,
         dataset.kind,
         engine=experiment.model.engine,
+        examples=dataset.x,
     )
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed

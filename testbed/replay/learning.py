@@ -570,6 +570,7 @@ def make_learning(
         dataset.classes,
         dataset.kind,
         engine=experiment.model.engine,
+        examples=dataset.x,
     )
     experiment.check_layout(artifact.spec.layout)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes

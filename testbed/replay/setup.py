@@ -481,6 +481,7 @@ def _task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
         dataset.classes,
         dataset.kind,
         engine=experiment.model.engine,
+        examples=dataset.x,
     )
 
 

@@ -259,7 +259,7 @@ async def serve(file: Path, settings: Mapping[str, Any]) -> None:
 
     def reload() -> None:
         try:
-            Users.known = json.loads(file.read_text())["users"]
+            Users.known = json.loads(file.read_text(encoding="utf-8"))["users"]
         except (OSError, ValueError, KeyError) as exc:
             logging.getLogger(__name__).warning("the users stay as they are: %s", exc)
 
@@ -280,4 +280,4 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("transitions").setLevel(logging.WARNING)
     path = Path(sys.argv[1])
-    asyncio.run(serve(path, json.loads(path.read_text())))
+    asyncio.run(serve(path, json.loads(path.read_text(encoding="utf-8"))))

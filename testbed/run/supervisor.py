@@ -866,6 +866,7 @@ def _load(
         dataset.classes,
         dataset.kind,
         engine=experiment.model.engine,
+        examples=dataset.x,
     )
     experiment.check_layout(artifact.spec.layout)
     return data, artifact

@@ -142,13 +142,13 @@ def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):  # the process has ended
         for task in (PROC / str(pid) / "task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            found += map(int, (task / "children").read_text(encoding="utf-8").split())
     return found
 
 
 def _may_run(task: str) -> bool:
     try:
-        state = Path(task, "stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(task, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state not in HELD_STATES
@@ -156,7 +156,7 @@ def _may_run(task: str) -> bool:
 
 def _ended_children_s(pid: int) -> float:
     try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = (PROC / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS_PER_S

@@ -178,9 +178,15 @@ def test_a_device_makes_the_module_of_the_same_source_alone(folder: Path) -> Non
     [
         ("own_none:Net", "must name an importable module, got none named 'own_none'; correct"),
         ("own_none.inner:Net", "must name an importable module, got none named 'own_none.inner'"),
-        ("own_faulty:Net", "must be importable, got ZeroDivisionError in it: division by zero;"),
-        ("own_faulty.inner:Net", "must be importable, got ZeroDivisionError in it"),
-        ("own_needs:Net", "must be importable, got ModuleNotFoundError in it: No module named"),
+        (
+            "own_faulty:Net",
+            "got ZeroDivisionError: division by zero (own_faulty.py, line 1);",
+        ),
+        (
+            "own_faulty.inner:Net",
+            "got ZeroDivisionError: division by zero (own_faulty.py, line 1)",
+        ),
+        ("own_needs:Net", "must be importable, got ModuleNotFoundError: No module named"),
         ("own_good:Net", "must name a factory in the module own_good, got no such name; correct"),
         ("own_good:SIZE", "must name a factory in the module own_good, got int; correct"),
     ],

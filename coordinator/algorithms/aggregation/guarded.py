@@ -5,7 +5,7 @@ A plug-in cannot change the updates or the model: it gets arrays that cannot be 
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.aggregation.base import LEAST_LIMIT, Updates
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.algorithms.plugin import Guard
-from fairbed.wire.plugins import described
+from fairbed.wire.plugins import PluginError, described
 
 PROPORTION_TOLERANCE = 1e-9
 """Largest difference of columns that must be in proportion, relative to the largest value."""
@@ -134,18 +134,14 @@ class GuardedRule(_Guarded):
         returned = self.call(where, lambda: self.plugin.decide(_read_only(given)))
         return self._column(where, returned, updates)
 
-    def fail(self, where: str, what: str, cause: Exception | None = None) -> NoReturn:
-        """Report a violation; names the needs that are not declared if one may be the reason.
-
-        Raises:
-            PluginError: Always.
-        """
+    def error(self, where: str, what: str) -> PluginError:
+        """Return the error of a violation; it names needs that are not declared and may matter."""
         reasons = [
             reason
             for need, (word, reason) in NEEDS.items()
             if word in what and getattr(self.plugin, need, True) is False
         ]
-        super().fail(where, what + (f" ({'; '.join(reasons)})" if reasons else ""), cause)
+        return super().error(where, what + (f" ({'; '.join(reasons)})" if reasons else ""))
 
 
 class GuardedSeparableRule(GuardedRule):

@@ -81,7 +81,7 @@ class CellWaits:
         def read() -> None:
             while not is_over.wait(PERIOD_S):
                 try:
-                    text = file.read_text()
+                    text = file.read_text(encoding="utf-8")
                 except OSError:  # the process has ended, as at the end of a run
                     return
                 counted = parse_net_dev(text)

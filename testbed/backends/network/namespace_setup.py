@@ -70,7 +70,7 @@ def set_up_namespace(setup: NamespaceSetup, host: str) -> str:
     for name, value in setup.settings.items():
         path = Path("/proc/sys") / name
         if path.exists() or "ipv6" not in name:  # a kernel may come without IPv6
-            path.write_text(value)
+            path.write_text(value, encoding="utf-8")
     _run_ip(setup)
     return "" if setup.must_reach is None else _unreachable(setup.must_reach)
 

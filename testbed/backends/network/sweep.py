@@ -117,6 +117,8 @@ def _run_ip(lines: list[str]) -> list[str]:
         text=True,
         timeout=IP_TIMEOUT_S,
         check=False,
+        encoding="utf-8",
+        errors="replace",
     )
     return [
         line

@@ -98,6 +98,8 @@ def _run(program: str, lines: tuple[str, ...] | list[str]) -> str:
         text=True,
         timeout=PROGRAM_TIMEOUT_S,
         check=False,
+        encoding="utf-8",
+        errors="replace",
     )
     return " ".join(done.stderr.split()) if done.returncode else ""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fairbed.testbed.experiment.data import GROUP, NAMES, DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.own import own_dataset
-from fairbed.wire.plugins import PluginError, described, factory_of, one_line
+from fairbed.wire.plugins import PluginError, described, factory_of, users_code
 
 TWICE_S = 10.0
 """A function that took no longer is called a second time, to see that it returns equal data."""
@@ -89,12 +89,11 @@ def _call(config: DataConfig, function: Callable[..., object]) -> Callable[[], o
     given = {} if config.folder is None else {"folder": config.folder}
 
     def call() -> object:
-        try:
+        def broken(problem: str) -> DatasetError:
+            return DatasetError(name, f"must return data, got {problem}", "correct the function")
+
+        with users_code(broken):
             return function(**given)
-        except (Exception, SystemExit) as exc:  # the user's code may raise anything
-            raise DatasetError(
-                name, f"must return data, got {one_line(exc)}", "correct the function"
-            ) from exc
 
     return call
 
@@ -117,26 +116,26 @@ def _items(name: str, items: Any) -> dict[str, object]:
     if isinstance(items, (str, bytes, np.ndarray)):
         raise DatasetError(name, f"must {_RETURN}, got {described(items)}", "correct it")
     pairs: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    try:
+
+    def broken(problem: str) -> DatasetError:
+        kind = type(items).__name__
+        return DatasetError(
+            name, f"item {len(pairs)} of {kind} must be (x, y), got {problem}", _RETURN
+        )
+
+    with users_code(broken):
         for row in range(len(items)):
             x, y = items[row]
             pairs.append((np.asarray(x), np.asarray(y)))
-    except Exception as exc:  # the user's code may raise anything
-        raise DatasetError(
-            name,
-            f"item {len(pairs)} of {type(items).__name__} must be (x, y), got {one_line(exc)}",
-            _RETURN,
-        ) from exc
     return {"x": [x for x, _ in pairs], "y": [y for _, y in pairs]}
 
 
 def _array(name: str, key: str, value: object) -> NDArray[Any]:
-    try:
+    def broken(problem: str) -> DatasetError:
+        return DatasetError(name, f"{key} must be an array, got {problem}", "correct it")
+
+    with users_code(broken):  # ragged rows, a tensor on a GPU, ...
         return np.asarray(value)
-    except Exception as exc:  # ragged rows, a tensor on a GPU, ...
-        raise DatasetError(
-            name, f"{key} must be an array, got {one_line(exc)}", "correct what it returns"
-        ) from exc
 
 
 Digests: TypeAlias = dict[str, tuple[str, tuple[int, ...], bytes]]

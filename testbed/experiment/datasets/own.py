@@ -21,8 +21,6 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 REQUIRED = ("x", "y")
 KNOWN = ("x", "y", "x_test", "y_test", "device", "device_test")
-MAX_VOCABULARY = 1 << 31
-"""Limit of integer features, which are token numbers."""
 MEMORY_SHARE = 0.5
 """Largest share of the free memory that examples may take: the shards of the devices are copies."""
 
@@ -165,14 +163,13 @@ class _Checked:
         if x.dtype.kind in "iu":
             if x.dtype == np.uint8:
                 return x
-            low, high = int(x.min()), int(x.max())
-            if low < 0 or high >= MAX_VOCABULARY:
-                raise self._error(
-                    f"integer x must be 0 .. {MAX_VOCABULARY - 1}, got {low} .. {high}"
-                )
-            return x.astype(np.int64)
+            raise self._error(
+                f"x must be float or uint8, got {x.dtype} from {x.min()} to {x.max()} (integers "
+                "are tokens, which no model takes in this type)",
+                'save x.astype("float32"): a model of tokens takes its whole numbers',
+            )
         if x.dtype.kind != "f":
-            raise self._error(f"x must be float, uint8 or int, got {x.dtype}")
+            raise self._error(f"x must be float or uint8, got {x.dtype}")
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():

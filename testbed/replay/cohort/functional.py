@@ -14,6 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.device_agent.engines.torch import example_losses
+from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.trainer import GradientAt
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
 from fairbed.testbed.replay.cohort.batches import Batches, longest_first
@@ -23,6 +24,7 @@ from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.plugins import users_code
 from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
 
@@ -149,9 +151,10 @@ class TorchTrainer:
         """Return the gradients, shape (A, n_params), and the losses, shape (A,)."""
         shaped = x.reshape(*y.shape, *self.spec.x_shape)
         parts: Parts
-        parts, loss = self._gradients(
-            self._parts(params), self._tensor(shaped), self._tensor(y), self._tensor(w)
-        )
+        with users_code(self._failed):
+            parts, loss = self._gradients(
+                self._parts(params), self._tensor(shaped), self._tensor(y), self._tensor(w)
+            )
         flat = [parts[t.name].reshape(len(params), -1) for t in self.spec.layout.tensors]
         return torch.cat(flat, dim=1), loss
 
@@ -168,9 +171,16 @@ class TorchTrainer:
             for start in range(0, len(rows), LOSS_ROWS):
                 x, y = self._shards.take(rows[start : start + LOSS_ROWS])
                 shaped, one = self._tensor(x.reshape(-1, *self.spec.x_shape)), self._tensor(y)
-                loss = self._loss(parts, shaped, one, torch.ones_like(one))
+                with users_code(self._failed):
+                    loss = self._loss(parts, shaped, one, torch.ones_like(one))
                 total += float(loss)
         return max(0.0, total / len(rows)) if np.isfinite(total) else np.inf
+
+    def _failed(self, problem: str) -> EngineError:
+        return EngineError(
+            f"{self.spec.name}: torch must be able to train several models at once (vmap), got "
+            f'{problem}; set replay.engine = "device"'
+        )
 
     def _parts(self, params: torch.Tensor) -> Parts:
         """Return each tensor of each model as a view, shape (A, *shape)."""

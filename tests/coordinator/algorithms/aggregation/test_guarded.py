@@ -102,10 +102,12 @@ def test_an_exception_names_the_needs_that_are_not_declared() -> None:
 
     rule = guarded_rule("my.mod:Part", Fake(decide=decide))
     assert UPDATES.changes is not None
-    assert fault(lambda: rule.decide(UPDATES)) == (
+    found = fault(lambda: rule.decide(UPDATES))
+    assert found.startswith(
         "weight rule my.mod:Part: decide() of round 1 must not raise, got TypeError: 'NoneType' "
-        "object is not subscriptable (needs_models is False, so changes is None)"
+        "object is not subscriptable (tests/"
     )
+    assert found.endswith(") (needs_models is False, so changes is None)")
 
 
 @pytest.mark.parametrize("column", ["rows", "n_k", "steps", "shares", "losses", "squared_norms"])

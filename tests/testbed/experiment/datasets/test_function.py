@@ -120,8 +120,8 @@ NAN[7, 1] = np.nan
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
-        ("fails", {}, "must return data, got KeyError: 'no\\nsuch file'; correct the function"),
-        ("leaves", {}, "must return data, got SystemExit: 3; correct the function"),
+        ("fails", {}, "must return data, got KeyError: 'no\\nsuch file' (tests/"),
+        ("leaves", {}, "must return data, got SystemExit: 3 (tests/"),
         ("two", {}, "must take no argument, or folder, got the argument a; give it a default"),
         ("read", {}, "data.folder must be set for the argument folder, got none; set data.folder"),
         ("pair", {"folder": "f"}, "must take folder, because data.folder is set, got 'f'; add"),
@@ -156,7 +156,7 @@ def test_refuses_a_module_that_is_not_there() -> None:
         ({"x": X, "labels": Y}, "unknown array 'labels'; valid names are x, y, x_test"),
         ((X, Y[:-1]), "x and y must have equal length, got 40 and 39; correct what the function"),
         ((NAN, Y), "x must be finite as float32, got NaN or infinity in row 7"),
-        ((X.astype(object), Y), "x must be float, uint8 or int, got object; correct what"),
+        ((X.astype(object), Y), "x must be float or uint8, got object; correct what"),
         ((X, 3), "y must have one row per example, got a scalar"),
     ],
 )

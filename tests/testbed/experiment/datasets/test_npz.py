@@ -28,11 +28,9 @@ def saved(folder: Path, **arrays: Any) -> Path:
         (X.astype(np.float64), np.float32),
         (X.astype(np.float16), np.float32),
         (np.arange(120, dtype=np.uint8).reshape(40, 3), np.uint8),
-        (np.arange(120, dtype=np.int32).reshape(40, 3), np.int64),
-        (np.arange(120, dtype=np.uint16).reshape(40, 3), np.int64),
     ],
 )
-def test_takes_floats_pixels_and_tokens(tmp_path: Path, x: Any, dtype: Any) -> None:
+def test_takes_floats_and_pixels(tmp_path: Path, x: Any, dtype: Any) -> None:
     data = load_npz(saved(tmp_path, x=x, y=Y.astype(np.uint8)))
     assert (data.x.dtype, data.x_shape, data.n, data.classes) == (dtype, (3,), 40, 4)
     np.testing.assert_array_equal(data.x, x.astype(dtype))
@@ -102,9 +100,12 @@ NAN[7, 1] = np.nan
         ({"x": X[:, :0], "y": Y}, "x must have shape (n, ...), no 0, got (40, 0)"),
         ({"x": NAN, "y": Y}, "x must be finite as float32, got NaN or infinity in row 7"),
         ({"x": X.astype(float) * 1e300, "y": Y}, "x must be finite as float32"),
-        ({"x": X.astype(complex), "y": Y}, "x must be float, uint8 or int, got complex128"),
-        ({"x": X.astype(str), "y": Y}, "x must be float, uint8 or int, got <U"),
-        ({"x": -np.ones((40, 3), int), "y": Y}, "integer x must be 0 .. 2147483647, got -1 .. -1"),
+        ({"x": X.astype(complex), "y": Y}, "x must be float or uint8, got complex128"),
+        ({"x": X.astype(str), "y": Y}, "x must be float or uint8, got <U"),
+        (
+            {"x": -np.ones((40, 3), int), "y": Y},
+            "x must be float or uint8, got int64 from -1",
+        ),
         ({"x": X.astype(object), "y": Y}, "plain arrays, got: Object arrays cannot be loaded"),
         ({"x": X, "y": Y, "x_test": X}, "a test part must have x_test, y_test and"),
         ({"x": X, "y": Y, "device_test": Y}, "a test part must have"),

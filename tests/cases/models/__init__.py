@@ -1,0 +1,1 @@
+"""Modules as their authors wrote them; `tests/cases/test_models.py` copies and imports them."""

@@ -1,0 +1,106 @@
+"""Text on streams that cannot encode all characters, as in a locale without UTF-8.
+
+A character that a stream cannot encode never ends a program: it is written as ASCII, by meaning
+where there is one (`+-`, `->`, `sigma`), else as JSON escapes it, so that JSON stays valid.
+"""
+
+import codecs
+import json
+import sys
+import unicodedata
+from collections.abc import Mapping
+from typing import Final, TextIO
+
+ERRORS: Final = "fairbed.ascii"
+"""Name of the error handler of streams."""
+
+SAMPLE: Final = "\u2500\u2588\u25cf\u2191\u03c4"
+"""Characters without which the control room cannot be drawn."""
+
+ASCII: Final[Mapping[str, str]] = {
+    "\u00b0": " deg ",
+    "\u00b1": "+-",
+    "\u00b5": "u",
+    "\u00b7": ".",
+    "\u00d7": "x",
+    "\u00f7": "/",
+    "\u03bc": "u",
+    "\u2013": "-",
+    "\u2014": "-",
+    "\u2018": "'",
+    "\u2019": "'",
+    "\u201c": "'",
+    "\u201d": "'",
+    "\u2022": "*",
+    "\u2190": "<-",
+    "\u2191": "^",
+    "\u2192": "->",
+    "\u2193": "v",
+    "\u2212": "-",
+    "\u2211": "sum",
+    "\u221e": "inf",
+    "\u2248": "~",
+    "\u2260": "!=",
+    "\u2264": "<=",
+    "\u2265": ">=",
+    "\u25a0": "#",
+    "\u25b4": "^",
+    "\u25b8": ">",
+    "\u25be": "v",
+    "\u25cf": "*",
+}
+"""ASCII of single characters."""
+
+_BOXES: Final = range(0x2500, 0x2580)
+_BLOCKS: Final = range(0x2580, 0x25A0)
+
+
+def in_ascii(character: str) -> str:
+    """Return ASCII for a character: its meaning, its letter without marks, or its escape."""
+    if character in ASCII:
+        return ASCII[character]
+    code = ord(character)
+    if code in _BOXES:
+        name = unicodedata.name(character, "")
+        return "-" if name.endswith("HORIZONTAL") else "|" if name.endswith("VERTICAL") else "+"
+    if code in _BLOCKS:
+        return "#"
+    name = unicodedata.name(character, "")
+    if name.startswith("GREEK ") and " LETTER " in name:
+        letter = name.partition(" LETTER ")[2].removeprefix("FINAL ").partition(" ")[0].lower()
+        return letter.capitalize() if "CAPITAL" in name else letter
+    parts = unicodedata.normalize("NFKD", character).replace("\u2044", "/")  # of a fraction
+    plain = parts.encode("ascii", "ignore").decode()
+    return plain.strip() or json.dumps(character)[1:-1]
+
+
+def storable(name: str) -> str:
+    """Return the name of a file as text that UTF-8 can encode; bytes that are none are escaped.
+
+    Without UTF-8 in the locale Python keeps bytes of names as lone surrogates (PEP 383).
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
+
+
+def print_anything() -> None:
+    """Make standard output and standard error of this process accept every character."""
+    codecs.register_error(ERRORS, _replace)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # none: a stream of a notebook or of a test
+            reconfigure(errors=ERRORS)
+
+
+def shows(stream: TextIO, text: str = SAMPLE) -> bool:
+    """Return whether a stream can encode a text."""
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
