@@ -108,6 +108,7 @@ from fairbed.testbed.run_folder import (
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.errors import innermost
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
+from fairbed.wire.scale import scale_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import redact, redirected, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
@@ -882,7 +883,7 @@ def _load(
         engine=experiment.model.engine,
     )
     experiment.check_layout(artifact.spec.layout)
-    return data, artifact
+    return data, msgspec.structs.replace(artifact, scale=scale_of(dataset.x))
 
 
 def _open_store(
