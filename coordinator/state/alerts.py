@@ -282,7 +282,8 @@ class Divergence:
             text += f"; it was above {DIVERGED:g} times {reference}, from round {self.round} on"
         over = ", and has recovered" if self.is_over else ""
         return (
-            f"{text}{over}; lower training.learning_rate or the server's, or set training.clip_norm"
+            f"{text}{over}; if x has values far from 1, scale it; otherwise lower "
+            "training.learning_rate or the server's, or set training.clip_norm"
         )
 
 

@@ -16,10 +16,12 @@ from fairbed.device_agent.config import default_cache_folder
 from fairbed.device_agent.trainer import divergence_error
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.loading import load
+from fairbed.testbed.replay.cohort.batches import Batches
+from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.codec import decode_from_device, encode
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import DataScale
+from fairbed.wire.messages import DataScale, Hyperparameters
 from fairbed.wire.scale import Scale, other_scale, scale_of
 
 Pixels = NDArray[np.floating[Any]]
@@ -197,3 +199,19 @@ def test_the_doctor_compares_own_data_with_the_last_task(
     finding = doctor(tmp_path, monkeypatch, capsys, tmp_path / "mine.npz")
     assert finding["state"] == "ok"
     assert finding["what_to_do"] == ""
+
+
+@pytest.mark.parametrize(("factor", "advice"), [(255, "scale them first"), (1, "learning_rate")])
+def test_a_replay_gives_the_advice_of_a_live_device(factor: int, advice: str) -> None:
+    x = (RAW[:10] * factor).astype(np.float32)
+
+    def x_of(device: int) -> NDArray[np.float32]:
+        return x
+
+    progress = Progress([1, 1], x_of)
+    batches = Batches([1, 2], [np.arange(10)] * 2, Hyperparameters(learning_rate=1.0))
+    progress.record(0, batches.next(progress.active(0)), np.ones(2))
+    vectors = np.full((2, 3), np.nan, np.float32)
+    live = str(divergence_error("every parameter", float("nan"), 1, x))
+    assert advice in live
+    assert progress.results([0, 1], vectors, {}, {}).problems == (live, live)
