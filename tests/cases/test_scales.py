@@ -29,6 +29,7 @@ Pixels = NDArray[np.floating[Any]]
 RAW255 = Path(__file__).parent / "labels" / "raw255.npz"
 DIGITS = load(DataConfig(dataset="digits"), 0, {})
 RAW: Pixels = DIGITS.x.astype(np.float32)
+PLAIN = Hyperparameters(epochs=1, batch_size=10, learning_rate=1.0)
 MEAN, SPREAD = np.float32(RAW.mean()), np.float32(RAW.std())
 NORMAL: Pixels = (RAW - MEAN) / SPREAD
 
@@ -209,7 +210,7 @@ def test_a_replay_gives_the_advice_of_a_live_device(factor: int, advice: str) ->
         return x
 
     progress = Progress([1, 1], x_of)
-    batches = Batches([1, 2], [np.arange(10)] * 2, Hyperparameters(learning_rate=1.0))
+    batches = Batches([1, 2], [np.arange(10)] * 2, PLAIN)
     progress.record(0, batches.next(progress.active(0)), np.ones(2))
     vectors = np.full((2, 3), np.nan, np.float32)
     live = str(divergence_error("every parameter", float("nan"), 1, x))
