@@ -13,6 +13,7 @@ from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.experiment.fleet import fleet_names, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData, preferred_shards
+from fairbed.testbed.recording.whole_run import _renamed
 
 BOARDS = ("pi-1", "pi-2", "pi-3", "pi-4")
 DIGITS: Dataset = load(DataConfig(dataset="digits"), 0, {})
@@ -104,6 +105,13 @@ def test_a_device_that_was_renamed_before_the_run_has_the_place_of_its_old_name(
     n_k = sizes(data(BOARDS), BOARDS)["pi-3"]
     assert sizes(data(BOARDS), ("kitchen",)) == {"kitchen": n_k}
     assert sizes(data(planned=BOARDS), ("kitchen",)) == {"kitchen": n_k}
+
+
+def test_a_recorded_run_has_a_renamed_device_in_the_place_of_its_old_name() -> None:
+    shards = {"pi-1": 0, "kitchen": 2, "garage": 3}
+    physical = ("pi-1", "pi-2", "pi-3")
+    assert _renamed(physical, shards, physical) == {"pi-3": "kitchen"}
+    assert _renamed(physical, shards, ()) == {}
 
 
 def test_the_names_of_a_fleet_are_those_that_a_plan_gives() -> None:
