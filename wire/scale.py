@@ -97,7 +97,8 @@ def scale_of(x: "NDArray[Any]") -> Scale | None:
 def other_scale(own: Scale, task: Scale) -> str:
     """Return how the scale of a device differs from that of a run, and what to do; empty if not.
 
-    The text has a rounded factor at most, no value of the device's data. Coarse: features are not looked at one by one.
+    The text has a rounded factor at most, no value of the device's data. Coarse: features are not
+    looked at one by one.
 
     Args:
         own: Of the device.
