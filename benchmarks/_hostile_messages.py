@@ -23,6 +23,7 @@ from fairbed.wire.messages import (
     ChunkRequest,
     Context,
     CoordinatorStatus,
+    DataScale,
     EvaluateReply,
     Failed,
     Goodbye,
@@ -224,6 +225,9 @@ ON_OWN_TOPICS: Mapping[str, Kind] = {
         lambda p: LogLines(
             boot=p.boot(), first=0, lines=(LogLine(level="error", age_s=0.0, text="forged"),)
         )
+    ),
+    "scale that was not asked for": _up(
+        lambda p: DataScale(boot=p.boot(), low=-1e38, high=1e38, mean=0.0, spread=1e38)
     ),
     "chunk without a grant": _on(
         lambda t, _: t.upload(NAME), lambda p: encode_chunk(p.rng.bytes(16), 0, bytes(32 * 1024))

@@ -86,6 +86,9 @@ DISTRIBUTION = "fairbed"
 SKILLS = ("loss", "personal", "privacy", "test")
 """Requests served beside the training of a global model."""
 
+SCALE_SKILL = "scale"
+"""The device sends the scale of its own data if the coordinator wants it."""
+
 LOG_SKILL = "log"
 """The device sends lines of its log if the coordinator wants them."""
 
@@ -127,6 +130,7 @@ def capabilities(
         skills=(
             *SKILLS,
             *((LOG_SKILL,) if sends_log else ()),
+            *(() if min_noise_multiplier else (SCALE_SKILL,)),
             *((SIGNED_SKILL,) if is_signed else ()),
         ),
         local_rules=known_rules(allowed_rules),

@@ -119,7 +119,7 @@ def _join(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from fairbed.device_agent.doctor import examine, report
 
-    return report(examine(args.config), as_json=args.json, write=sys.stdout.write)
+    return report(examine(args.config, data=args.data), as_json=args.json, write=sys.stdout.write)
 
 
 RUN = "run"
@@ -189,6 +189,13 @@ def _doctor_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         help="configuration of the agent (default: the one that join wrote)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FILE.npz",
+        type=Path,
+        help="own data to compare with the task of the last run (default: that of the "
+        "configuration)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
     return parser

@@ -5,6 +5,7 @@ explains it. Nothing is changed, and the running agent is not disturbed: the doc
 client id of its own.
 """
 
+import math
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -22,7 +24,7 @@ from typing import Literal, TypeAlias
 import anyio
 
 from fairbed.device_agent.cgroup import cpu_quotas, memory_limit_bytes, own_groups
-from fairbed.device_agent.config import AgentConfig, load_config
+from fairbed.device_agent.config import AgentConfig, default_cache_folder, load_config
 from fairbed.device_agent.enrolment import (
     Enrolled,
     Lab,
@@ -38,13 +40,13 @@ from fairbed.device_agent.enrolment import (
     run_command,
     utc_day,
 )
-from fairbed.device_agent.errors import AgentError, EngineError, LabProblem
+from fairbed.device_agent.errors import AgentError, DataError, EngineError, LabProblem
 from fairbed.device_agent.power import WHOLE_RAILS, energy_meter
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
 from fairbed.device_agent.systemd import UNIT
-from fairbed.wire.artifact import decode_artifact
+from fairbed.wire.artifact import Artifact, decode_artifact
 from fairbed.wire.enrolment import RenewReply
-from fairbed.wire.errors import TransportError
+from fairbed.wire.errors import DecodeError, TransportError
 from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.transport.address import Address, node_urls, parse_url
 from fairbed.wire.transport.base import LinkUp
@@ -91,12 +93,15 @@ def report(findings: Iterable[Finding], *, as_json: bool, write: Callable[[str],
     return 1 if any(finding.state == "problem" for finding in kept) else 0
 
 
-def examine(config_path: Path | None, run: Run = run_command) -> Iterator[Finding]:
+def examine(
+    config_path: Path | None, run: Run = run_command, data: Path | None = None
+) -> Iterator[Finding]:
     """Yield the findings of this device.
 
     Args:
         config_path: Configuration of the agent; None is the one that `join` wrote, if there is one.
         run: Runs `systemctl`.
+        data: Own data to examine; None is the file of the configuration, if there is one.
     """
     sensors = RealSensors()
     yield from machine_findings(
@@ -110,6 +115,8 @@ def examine(config_path: Path | None, run: Run = run_command) -> Iterator[Findin
     yield memory_finding(sensors.memory_bytes())
     path = config_path or default_places().config
     if config_path is None and not path.exists():
+        if data is not None:
+            yield from data_findings(data, default_cache_folder())
         yield disk_finding(Path.home(), shutil.disk_usage(Path.home()).free)
         yield Finding(
             "identity",
@@ -129,6 +136,8 @@ def examine(config_path: Path | None, run: Run = run_command) -> Iterator[Findin
     folder = _existing(config.cache_path)
     yield disk_finding(folder, shutil.disk_usage(folder).free)
     yield from model_findings(config.allow_models)
+    if own_data := data or config.data_path:
+        yield from data_findings(own_data, folder)
     yield from network_findings(config)
     yield from sensor_findings(sensors)
     yield _power(config)
@@ -217,6 +226,62 @@ def model_findings(modules: Iterable[str]) -> Iterator[Finding]:
             yield Finding(
                 "model", "problem", f"{found}, but torch is not installed", "pip install torch"
             )
+
+
+def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
+    """Yield whether own data can be read, and fit the task that this device had last.
+
+    Args:
+        path: The file.
+        cache: Folder of the cache; the newest task in it is compared, also in folders below.
+    """
+    from fairbed.device_agent.examples import OwnData
+    from fairbed.device_agent.trainer import check_targets
+    from fairbed.wire.scale import other_scale, scale_of
+
+    try:
+        x, y = OwnData(path).examples()
+    except (DataError, OSError) as exc:
+        yield Finding("data", "problem", " ".join(str(exc).split()))
+        return
+    scale = scale_of(x)
+    values = "tokens" if scale is None else f"x is {scale.text}"
+    found = f"{len(y)} examples of shape {tuple(x.shape[1:])}, {values}"
+    task = _newest_task(cache)
+    if task is None:
+        hint = "let this device join a run once, and call the doctor again"
+        yield Finding("data", "warning", f"{found}; no task to compare with in {cache}", hint)
+        return
+    spec = task.spec
+    try:
+        check_targets(spec, y)
+    except ValueError as exc:
+        yield Finding("data", "problem", str(exc))
+        return
+    if x.dtype != spec.x_dtype or math.prod(x.shape[1:]) != math.prod(spec.x_shape):
+        yield Finding(
+            "data",
+            "problem",
+            f"x must be {spec.x_dtype} of shape {spec.x_shape} for {spec.name}, got {x.dtype} of "
+            f"shape {tuple(x.shape[1:])}",
+            "prepare x as the data of the run",
+        )
+        return
+    if scale is None or task.scale is None:
+        yield Finding("data", "ok", f"{found}, fits {spec.name}")
+        return
+    what = other_scale(scale, task.scale)
+    both = f"{found}; that of {spec.name} {task.scale.text}"
+    yield Finding("data", "problem" if what else "ok", both, what)
+
+
+def _newest_task(cache: Path) -> Artifact | None:
+    """Return the task that was used last; None if no file of the folder is one."""
+    paths = [path for path in cache.rglob("task-*") if re.fullmatch("task-[0-9a-f]{64}", path.name)]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        with suppress(OSError, DecodeError):
+            return decode_artifact(path.read_bytes())
+    return None
 
 
 def memory_finding(n_bytes: int) -> Finding:

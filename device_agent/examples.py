@@ -27,6 +27,9 @@ Labelled: TypeAlias = tuple[Examples, Targets]
 class ExampleSource(Protocol):
     """Source of the training examples for a cold device."""
 
+    is_own: bool
+    """The coordinator does not know the examples."""
+
     def load(self, meter: Meter) -> tuple[Labelled, Labelled | None]:
         """Read the training examples; blocks on the disk.
 
@@ -42,6 +45,8 @@ class ExampleSource(Protocol):
 
 class CachedShard:
     """A shard from the coordinator, kept in the cache."""
+
+    is_own = False
 
     def __init__(self, cache: BlobCache, manifest: Manifest) -> None:
         self._cache = cache
@@ -91,6 +96,8 @@ class OwnData:
         device: Name of the device.
     """
 
+    is_own = True
+
     def __init__(self, path: Path, held_out: HeldOut | None = None, device: str = "") -> None:
         self.path = path
         self._held_out = held_out
@@ -128,10 +135,18 @@ class OwnData:
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
         """
-        n = len(self._checked(*self._read("x", "y"))[1])
+        n = len(self.examples()[1])
         if self._has_tests():
             self.held_out()
         return n
+
+    def examples(self) -> Labelled:
+        """Read all examples of `x` and `y`.
+
+        Raises:
+            DataError: The file cannot be read, or its arrays break a rule.
+        """
+        return self._checked(*self._read("x", "y"))
 
     def _checked(self, x: NDArray[np.generic], y: NDArray[np.generic]) -> Labelled:
         return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)

@@ -21,7 +21,7 @@ from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import HeldOut, Hello, Manifest, Welcome
+from fairbed.wire.messages import DataScale, HeldOut, Hello, Manifest, Welcome
 from fairbed.wire.transfer import Download
 from fairbed.wire.transport.client import backoff_s
 
@@ -252,12 +252,14 @@ class Joining:
         if phase.is_working or Event.WELCOMED not in TRANSITIONS[phase]:
             return
         if phase is Phase.IDLE and is_done:
+            self._send_scale(welcome)
             return
         if self._running is not None and self._running[0] == welcome:
             return
         self.stop()
         self._step(Event.WELCOMED)
         if is_done:
+            self._send_scale(welcome)
             self._step(Event.PREPARED)
             return
         scope = anyio.CancelScope()
@@ -284,8 +286,24 @@ class Joining:
         self._running = None
         if problem is not None:
             self.hello_later(problem)
+        else:
+            self._send_scale(welcome)
         self._step(Event.PREPARED if problem is None else Event.UNPREPARED)
         self._on_end()
+
+    def _send_scale(self, welcome: Welcome) -> None:
+        """Send the scale of own data, if the coordinator wants it."""
+        scale = self._context.worker.scale
+        if welcome.wants_scale and scale is not None:
+            self._context.publisher.publish(
+                DataScale(
+                    boot=self._hello.boot,
+                    low=scale.low,
+                    high=scale.high,
+                    mean=scale.mean,
+                    spread=scale.spread,
+                )
+            )
 
     def _hello_in(self, delay_s: float) -> None:
         self._hello_at = self._context.clock.now() + delay_s

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import EllipsisType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.evaluation import Quality, Scores, Targets
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.scale import scale_of, unscaled
 
 
 def draw_examples(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
@@ -121,7 +123,7 @@ def train(
         loss, gradient = engine.gradient(work, x[batch], y[batch])
         steps += 1
         if not np.isfinite(loss):
-            raise divergence_error("the loss", loss, steps)
+            raise divergence_error("the loss", loss, steps, x)
         if descent.has_rules:
             gradient_at = partial(_gradient_at, engine, work, x[batch], y[batch], gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
@@ -130,7 +132,7 @@ def train(
         loss_sum += loss * len(batch)
         seen += len(batch)
     if not np.isfinite(work).all():
-        raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps)
+        raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps, x)
     loss_train = loss_sum / seen if seen else None
     if not isinstance(rule, GuardedRule):
         return TrainResult(work, steps, loss_train)
@@ -189,9 +191,8 @@ def evaluate(
             scores.append(found.scores)
         meter.step(len(y[batch]))
     if not np.isfinite(loss_sum):
-        raise TrainingDiverged(
-            f"evaluation: the loss must be finite, got {loss_sum}; lower learning_rate"
-        )
+        remedy = unscaled(scale_of(x)) or "lower learning_rate"
+        raise TrainingDiverged(f"evaluation: the loss must be finite, got {loss_sum}; {remedy}")
     return loss_sum / len(y), Quality.of(y, correct, np.concatenate(scores) if scores else None)
 
 
@@ -398,9 +399,19 @@ def check_targets(spec: TaskSpec, y: Targets, name: str = "data") -> None:
         )
 
 
-def divergence_error(name: str, value: float, steps: int) -> TrainingDiverged:
-    """Return the error of a training whose loss or parameters are not finite."""
+def divergence_error(
+    name: str, value: float, steps: int, x: NDArray[Any] | None = None
+) -> TrainingDiverged:
+    """Return the error of a training whose loss or parameters are not finite.
+
+    Args:
+        name: The number that is not finite.
+        value: Its value.
+        steps: Mini-batches so far.
+        x: Examples, shape (n, ...); with large values they are the likely cause.
+    """
+    remedy = "" if x is None else unscaled(scale_of(x))
     return TrainingDiverged(
         f"training: {name} must be finite, got {value} at step {steps}; "
-        "lower learning_rate or set clip_norm"
+        f"{remedy or 'lower learning_rate or set clip_norm'}"
     )

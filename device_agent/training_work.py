@@ -52,6 +52,7 @@ from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.evaluation import Quality, Targets
 from fairbed.wire.messages import EvaluateRequest, Manifest, OptionValue, Personal, Train
 from fairbed.wire.plugins import PluginError
+from fairbed.wire.scale import Scale, other_scale, scale_of
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import Download
 
@@ -80,6 +81,10 @@ class _PreparedTask:
     examples: ExampleSource
     n_k: int
     n_test: int
+    scale: Scale | None
+    """Of the training examples; None for tokens, and for data that the coordinator knows."""
+    scale_problem: str
+    """How it differs from that of the run, and what to do; empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,11 @@ class TrainingWork:
         """Test examples of the device; 0 before it is prepared."""
         return self._task.n_test if self._task is not None else 0
 
+    @property
+    def scale(self) -> Scale | None:
+        """Scale of the device's own data; None before it is prepared, and without own data."""
+        return None if self._task is None else self._task.scale
+
     def has_model(self, train: Train) -> bool:
         """Return whether the model of a round is on the device since its loss query."""
         evaluated = self._evaluated
@@ -230,6 +240,8 @@ class TrainingWork:
                 training, held_out = examples.load(meter)
             _check_data(engine, *training)
             n_k, n_test = len(training[1]), 0
+            known = artifact.scale
+            scale = None if known is None or not examples.is_own else scale_of(training[0])
             del training
             held_out = held_out or examples.held_out()
             if held_out is not None:
@@ -237,7 +249,10 @@ class TrainingWork:
                 n_test = len(held_out[1])
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
-        self._task = _PreparedTask(manifest, artifact.spec, examples, n_k, n_test)
+        problem = "" if scale is None or known is None else other_scale(scale, known)
+        if problem:
+            _log.warning("data: %s", problem)
+        self._task = _PreparedTask(manifest, artifact.spec, examples, n_k, n_test, scale, problem)
         del engine, held_out
         release_memory()
 
@@ -290,6 +305,11 @@ class TrainingWork:
         except NotPrepared as exc:
             self._task = self._loaded = None
             raise RoundFailed(one_line(exc)) from exc
+        except TrainingDiverged as exc:
+            text = one_line(exc)
+            if self._task is not None and self._task.scale_problem:
+                text = f"{text.partition(';')[0]}; {self._task.scale_problem}"
+            raise RoundFailed(text) from exc
         except _EXPECTED as exc:
             raise RoundFailed(one_line(exc)) from exc
         except Exception as exc:

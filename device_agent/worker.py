@@ -26,6 +26,7 @@ from fairbed.device_agent.jobs import (
 )
 from fairbed.device_agent.memory import trim_heap
 from fairbed.wire.messages import EvaluateRequest, Manifest, Train
+from fairbed.wire.scale import Scale
 
 if TYPE_CHECKING:
     from fairbed.device_agent.engines.base import OpenEngine
@@ -110,6 +111,11 @@ class TrainingThread:
     def n_test(self) -> int:
         """Test examples of the device; 0 before it is prepared."""
         return 0 if self._work is None else self._work.n_test
+
+    @property
+    def scale(self) -> Scale | None:
+        """Scale of the device's own data; None before it is prepared, and without own data."""
+        return None if self._work is None else self._work.scale
 
     def has_model(self, train: Train) -> bool:
         """Return whether the model of a round is on the device since its loss query."""

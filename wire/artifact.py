@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.messages import MAX_TEXT, Sha256
+from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -143,6 +144,8 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """ONNX graph, serialised; empty with a module."""
     module: ModuleSource | None = None
     """The torch module that replaces the graphs; None with graphs."""
+    scale: Scale | None = None
+    """Of the data set of the run; None for tokens."""
 
     def __post_init__(self) -> None:
         if self.module is not None and (self.train or self.evaluate):

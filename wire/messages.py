@@ -21,6 +21,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
+from fairbed.wire.scale import MAX_VALUE, Scale, Value, check_order
+
 PROTOCOL_VERSION = 1
 
 MAX_VECTOR_BYTES = 1 << 31
@@ -405,7 +407,7 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     """Codecs beside float32 (`CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
     """Requests served beside the training of a global model: `log`, `loss`, `personal`, `privacy`,
-    `test`; unknown names are ignored."""
+    `scale`, `test`; unknown names are ignored."""
     min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
@@ -618,6 +620,29 @@ class LogLines(Message, frozen=True, kw_only=True, tag="log-lines"):
     lines: Annotated[tuple[LogLine, ...], Meta(min_length=1, max_length=MAX_LOG_LINES)]
 
 
+class DataScale(Message, frozen=True, kw_only=True, tag="data-scale"):
+    """Range, mean and spread of all values of x of a device's own data, as the engine gets them.
+
+    Sent only after `Welcome.wants_scale`, once the device is prepared.
+    """
+
+    boot: Count
+    low: Value
+    high: Value
+    mean: Value
+    spread: Annotated[float, Meta(ge=0.0, le=MAX_VALUE)]
+    """Standard deviation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_order(self.low, self.high, self.mean, self.spread)
+
+    @property
+    def scale(self) -> Scale:
+        """The numbers without the boot."""
+        return Scale(low=self.low, high=self.high, mean=self.mean, spread=self.spread)
+
+
 class ChunkRequest(Message, frozen=True, kw_only=True, tag="chunk-request"):
     """A device requests chunks of a private blob, or missing chunks of a public blob."""
 
@@ -657,6 +682,9 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     to devices that name the skill `test`."""
     wants_log: bool = False
     """The device sends its `LogLines`; set only for devices that name the skill `log`."""
+    wants_scale: bool = False
+    """The device sends the `DataScale` of its own data; set only for devices that name the skill
+    `scale`."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):
@@ -896,6 +924,7 @@ FromDevice: TypeAlias = (
     | PersonalScore
     | Failed
     | LogLines
+    | DataScale
     | ChunkRequest
     | LinkProbe
     | Pong

@@ -24,6 +24,7 @@ from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.messages import (
     Capabilities,
     Context,
+    DataScale,
     HeldOut,
     Hello,
     LinkProbe,
@@ -72,6 +73,7 @@ class Fleet:
         held_out: HeldOut | None = None,
         limits: LimitsConfig | None = None,
         task_key_of: TaskKeyOf = no_task_key,
+        wants_scale: bool = False,
     ) -> None:
         self.registry = registry
         self._publisher = publisher
@@ -84,6 +86,7 @@ class Fleet:
         self._held_out = held_out
         self._limits = limits or LimitsConfig()
         self._task_key_of = task_key_of
+        self._wants_scale = wants_scale
         self._newcomers = RateLimit(*NEWCOMERS)
         self._manifests: dict[str, Manifest] = {}
         self._clamped: set[tuple[str, str]] = set()
@@ -165,7 +168,11 @@ class Fleet:
             return is_new and was_known
         held_out = self._held_out if device.can_test else None
         welcome = msgspec.structs.replace(
-            self._welcome, shard=shard, held_out=held_out, wants_log=device.can_send_log
+            self._welcome,
+            shard=shard,
+            held_out=held_out,
+            wants_log=device.can_send_log,
+            wants_scale=self._wants_scale and device.can_send_scale,
         )
         self._publisher.publish(name, welcome)
         return is_new and was_known
@@ -210,6 +217,12 @@ class Fleet:
             )
         )
         return True
+
+    def on_scale(self, name: str, message: DataScale) -> None:
+        """Record the scale of a device's own data; of a device that was not asked it is ignored."""
+        device = self.registry.get(name)
+        if device is not None and device.boot == message.boot and device.can_send_scale:
+            device.scale = message.scale if self._wants_scale else None
 
     def on_status(self, name: str, status: Status) -> None:
         """Record a goodbye or a last will; `on` adds nothing to a hello."""

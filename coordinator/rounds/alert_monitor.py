@@ -23,10 +23,12 @@ from fairbed.coordinator.state.alerts import (
     disk_low,
     infeasible,
     no_device,
+    other_scales,
 )
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import AlertRow, ExchangeRow, MetricRow
+from fairbed.wire.scale import Scale
 
 PERIOD_S = 1.0
 """Time between two examinations."""
@@ -71,6 +73,7 @@ class AlertMonitor:
         config: Returns the configuration of the open round.
         on_alert: Receives each alert that begins or ends.
         measure_disk: Measures the disk of the folder of the run; called off the event loop.
+        task_scale: Scale of the data set of the run; None for tokens.
     """
 
     def __init__(
@@ -80,12 +83,14 @@ class AlertMonitor:
         config: Callable[[], CoordinatorConfig],
         on_alert: Callable[[AlertChange], None],
         measure_disk: Callable[[Path], DiskUse] = disk_use,
+        task_scale: Scale | None = None,
     ) -> None:
         self._registry = registry
         self._event_log = event_log
         self._config = config
         self._on_alert = on_alert
         self._measure_disk = measure_disk
+        self._task_scale = task_scale
         self._alerts = Alerts()
         self._availability = AvailabilityWindow()
         self._host = HostLoad()
@@ -158,11 +163,15 @@ class AlertMonitor:
         found: dict[AlertKind, str | None] = {
             "broker lost": None if reason is None else broker_lost(reason),
             "no device": None,  # nothing is known of them without the broker
+            "other scale": other_scales(self._scales(), self._task_scale),
         }
         if self._is_training and reason is None:
             statuses = [device.status(now) for device in self._registry]
             found["no device"] = no_device(statuses, self._registry.present(now))
         return found
+
+    def _scales(self) -> Iterable[tuple[str, Scale]]:
+        return ((x.name, x.scale) for x in self._registry if x.scale is not None)
 
     async def _disk_low(self) -> str | None:
         try:

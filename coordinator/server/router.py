@@ -29,6 +29,7 @@ from fairbed.wire.errors import DecodeError, Disconnected
 from fairbed.wire.messages import (
     ChunkRequest,
     Context,
+    DataScale,
     EvaluateReply,
     Failed,
     FromDevice,
@@ -220,6 +221,8 @@ class Router:
             case Failed():
                 if not self._loss_queries.on_failed(device, message):
                     self._executor.on_failed(device, message)
+            case DataScale():
+                self._fleet.on_scale(device, message)
             case LogLines():
                 self._logs.on_lines(device, message)
             case Pong():

@@ -349,6 +349,7 @@ class Coordinator:
             held_out=self._config.held_out,
             limits=self._config.limits,
             task_key_of=self._host.task_key_of,
+            wants_scale=self._setup.artifact.scale is not None and not self._config.privacy.is_on,
         )
 
     def _build_services(
@@ -373,7 +374,13 @@ class Coordinator:
             with_vectors=lambda model: decisions.with_vectors(model, layout.n_params),
             max_chunk_bytes=self._max_chunk_bytes,
         )
-        alerts = AlertMonitor(registry, log, lambda: decisions.config, self._on_alert)
+        alerts = AlertMonitor(
+            registry,
+            log,
+            lambda: decisions.config,
+            self._on_alert,
+            task_scale=self._setup.artifact.scale,
+        )
         return RunServices(
             decisions=decisions,
             fleet=fleet,

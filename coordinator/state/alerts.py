@@ -5,6 +5,7 @@
     no device     no device is available or at work
     diverged      the loss of the global model is far above its first value, or not finite
     infeasible    the guaranteed selection rate cannot hold for this fleet
+    other scale   own data of a device have another scale than the data set of the run
     host busy     this machine delays the exchanges that it measures
 
 Each rule returns the text of its alert while its condition holds. `Alerts` turns that into begins
@@ -21,9 +22,10 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
+from fairbed.wire.scale import Scale, other_scale
 
 AlertKind: TypeAlias = Literal[
-    "broker lost", "disk low", "no device", "diverged", "infeasible", "host busy"
+    "broker lost", "disk low", "no device", "diverged", "infeasible", "other scale", "host busy"
 ]
 ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
 """The most important first."""
@@ -280,7 +282,8 @@ class Divergence:
             text += f"; it was above {DIVERGED:g} times {reference}, from round {self.round} on"
         over = ", and has recovered" if self.is_over else ""
         return (
-            f"{text}{over}; lower training.learning_rate or the server's, or set training.clip_norm"
+            f"{text}{over}; if x has values far from 1, scale it; otherwise lower "
+            "training.learning_rate or the server's, or set training.clip_norm"
         )
 
 
@@ -349,6 +352,23 @@ def divergence(task: str, evaluations: Iterable[tuple[int, float | None]]) -> Di
     The arguments are those of `LossGrowth`, with all evaluations of the run.
     """
     return LossGrowth(task, evaluations).divergence
+
+
+def other_scales(devices: Iterable[tuple[str, Scale]], task: Scale | None) -> str | None:
+    """Return the text if own data of a device are far from the data set of the run.
+
+    Args:
+        devices: Name and scale of each device with own data.
+        task: Of the data set of the run; None for tokens.
+    """
+    if task is None:
+        return None
+    found = [(name, own, cause) for name, own in devices if (cause := other_scale(own, task))]
+    if not found:
+        return None
+    name, own, cause = found[0]
+    others = f"; likewise {some([name for name, _, _ in found[1:]])}" if found[1:] else ""
+    return f"{name}: {cause} (x is {own.text}; that of the run {task.text}){others}"
 
 
 class HostLoad:

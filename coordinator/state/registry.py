@@ -14,6 +14,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.explanation import Reason
 from fairbed.wire.messages import Capabilities, Context, Hello
+from fairbed.wire.scale import Scale
 
 CONTEXT_MAX_AGE_S = 3.0
 """A device whose last context is older is not available (design.md, section 2)."""
@@ -66,6 +67,8 @@ class Device:
     """Boot of the agent process that sent the last hello."""
     capabilities: Capabilities | None = None
     has_own_data: bool = False
+    scale: Scale | None = None
+    """Of its own data; None for a shard, and before it has sent it."""
     n_registered: int = 0
     """Training examples in its hello: an upper bound of later reports."""
     first_seen_s: float | None = None
@@ -121,6 +124,15 @@ class Device:
     def can_report_loss(self) -> bool:
         """The device supports loss queries."""
         return self.capabilities is not None and "loss" in self.capabilities.skills
+
+    @property
+    def can_send_scale(self) -> bool:
+        """The device has own data, and sends their scale if it is asked."""
+        return (
+            self.has_own_data
+            and self.capabilities is not None
+            and "scale" in self.capabilities.skills
+        )
 
     @property
     def can_send_log(self) -> bool:
@@ -319,7 +331,7 @@ class Registry:
         self.expect([name])
         device = self._devices[name]
         if device.boot != hello.boot:
-            device.context = device.held_sha256 = None
+            device.context = device.held_sha256 = device.scale = None
             device.context_at = float("-inf")
             device.boot = hello.boot
             if device.is_draining:

@@ -733,7 +733,7 @@ class AlertRow:
     KEY: ClassVar[tuple[str, ...]] = ("kind", "begin_s")
 
     kind: str
-    """broker lost, disk low, no device, diverged, infeasible, host busy."""
+    """broker lost, disk low, no device, diverged, infeasible, other scale, host busy."""
     begin_s: float
     """Instant from which the condition holds."""
     end_s: float | None = None

@@ -270,12 +270,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
         outages = tuple(
             OutageWindow(o.start_s, o.start_s + o.duration_s, o.kind) for o in group.outage
         )
-        first = device_profiles[0]
-        prefix = group.name or (first.name if first is not None else "device")
-        before = counts.get(prefix, 0)
-        names = group.physical or [f"{prefix}-{before + k + 1}" for k in range(group.count)]
+        prefix, names = _names(group, device_profiles[0], counts)
         if not group.physical:
-            counts[prefix] = before + group.count
             _check_names(number, prefix, names, experiment.physical)
         members.append(names)
         for name, profile in zip(names, device_profiles, strict=True):
@@ -399,6 +395,40 @@ def attacks_of(experiment: Experiment, members: Sequence[Sequence[str]]) -> dict
         )
     except ValueError as exc:
         raise ExperimentError(str(exc)) from None
+
+
+def fleet_names(experiment: Experiment) -> list[str]:
+    """Return the names of the devices of `[[fleet]]` alone, as `plan_fleet` gives them.
+
+    Raises:
+        ProfileError: A profile or population is unknown, or breaks a rule.
+    """
+    counts: dict[str, int] = {}
+    return [
+        name
+        for number, group in enumerate(experiment.fleet)
+        for name in _names(
+            group, _profiles(group, stream(experiment.seed_for("fleet"), number))[0], counts
+        )[1]
+    ]
+
+
+def _names(
+    group: FleetConfig, first: Profile | None, counts: dict[str, int]
+) -> tuple[str, Sequence[str]]:
+    """Return the prefix of a group, and the names of its devices.
+
+    Args:
+        group: The group.
+        first: Profile of its first device.
+        counts: Devices with each prefix in the groups before; changed.
+    """
+    prefix = group.name or (first.name if first is not None else "device")
+    if group.physical:
+        return prefix, group.physical
+    before = counts.get(prefix, 0)
+    counts[prefix] = before + group.count
+    return prefix, [f"{prefix}-{before + k + 1}" for k in range(group.count)]
 
 
 def _profiles(group: FleetConfig, rng: np.random.Generator) -> list[Profile | None]:

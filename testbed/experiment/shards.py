@@ -3,12 +3,16 @@
 The assignment of shards to devices is stored in the run's folder, so that a restart repeats it.
 """
 
+import hashlib
+import logging
+import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
@@ -33,11 +37,48 @@ def load_examples(
     )
 
 
+_log = logging.getLogger(__name__)
+
+EarlierNames = Callable[[str], Sequence[str]]
+"""Returns the names that a device had before, which no other device has now."""
+
+
+def no_earlier_names(device: str) -> Sequence[str]:
+    """Return no names: nothing renames devices."""
+    return ()
+
+
+def preferred_shards(device: str, names: Sequence[str], devices: int, seed: int) -> list[int]:
+    """Return all shards in the order in which a device takes the first free one.
+
+    A device of the fleet begins with its place there. Another one whose name ends with a number
+    begins with the shard of that number, counted from 1: `pi-3` with the third. The rest is drawn
+    with seed and name, and places of the fleet come last: their devices may still join.
+
+    Args:
+        device: Name of the device.
+        names: Names of the fleet in its order, at most `devices`.
+        devices: Number of shards.
+        seed: Seed of the division.
+    """
+    if device in names:
+        first = [names.index(device)]
+    else:
+        number = re.search(r"(?<![0-9])[0-9]{1,9}\Z", device)
+        place = int(number[0]) - 1 if number else -1
+        first = [place] if len(names) <= place < devices else []
+    digest = hashlib.sha256(f"{seed}:{device}".encode()).digest()
+    drawn = np.random.default_rng(np.frombuffer(digest, dtype=np.uint32)).permutation(devices)
+    rest = sorted(drawn.tolist(), key=lambda shard: shard < len(names))
+    return first + [shard for shard in rest if shard not in first]
+
+
 class FleetData:
     """A data set divided over the devices of a fleet; a `coordinator.ports.ShardSource`.
 
-    Emulated devices have their shard from the start. Another device gets the next free shard at
-    its first request, and keeps it. Any thread may call; a shard is built at each request.
+    Devices that are expected have their shard from the start. Another device gets one at its first
+    request, by its name (`preferred_shards`), and keeps it. Any thread may call; a shard is built
+    at each request.
     """
 
     def __init__(
@@ -48,6 +89,8 @@ class FleetData:
         devices: int,
         seed: int,
         names: Sequence[str] = (),
+        planned: Sequence[str] = (),
+        earlier_names: EarlierNames = no_earlier_names,
         assignments: Mapping[str, int] | None = None,
         poisoned: Collection[int] = (),
         poison_seed: int = 0,
@@ -61,6 +104,9 @@ class FleetData:
             devices: Number of shards.
             seed: Seed of the division.
             names: Devices that are known from the start, in fleet order: name i holds shard i.
+            planned: Names of a fleet that is not expected: one that joins has shard i, too, but
+                another device can take it before.
+            earlier_names: Of a renamed device, which keeps its shard.
             assignments: Result of `assignments()` before a restart of the same run.
             poisoned: Shards whose training labels are poisoned, not their held-out labels.
             poison_seed: Seed of the poisoned labels.
@@ -73,7 +119,8 @@ class FleetData:
         self.dataset = dataset
         """All examples, with poisoned labels where a shard has them."""
         self._sends_held_out = sends_held_out
-        self._assigned = _merged(devices, names, assignments or {})
+        self._names, self._seed, self._earlier_names = names or planned, seed, earlier_names
+        self._assigned = _merged(devices, names, assignments or {}, earlier_names)
         self._lock = threading.Lock()
         partition = config.partition or (Iid() if dataset.device_ids is None else Natural())
         classes = strata(dataset.y)
@@ -125,16 +172,43 @@ class FleetData:
 
     def _number(self, device: str) -> int | None:
         with self._lock:
-            if device not in self._assigned:
-                taken = set(self._assigned.values())
-                free = next((k for k in range(len(self.train_rows)) if k not in taken), None)
-                if free is None:
-                    return None
-                self._assigned[device] = free
+            if device in self._assigned:
+                return self._assigned[device]
+        earlier = self._earlier_names(device)
+        with self._lock:
+            old = next((name for name in earlier if name in self._assigned), None)
+            if old is not None:
+                self._assigned[device] = self._assigned.pop(old)
+            if device not in self._assigned and not self._assign(device, earlier):
+                return None
             return self._assigned[device]
 
+    def _assign(self, device: str, earlier: Sequence[str]) -> bool:
+        """Give a device the first free shard of its preference; return False if none is free."""
+        name = next((old for old in earlier if old in self._names), device)
+        order = preferred_shards(name, self._names, len(self.train_rows), self._seed)
+        holders = {shard: holder for holder, shard in self._assigned.items()}
+        free = next((shard for shard in order if shard not in holders), None)
+        if free is None:
+            return False
+        self._assigned[device] = free
+        if free != order[0]:
+            _log.warning(
+                "%s: gets shard %d, because %s joined first and has the shard of its name; list "
+                "both in fleet.physical, and the shards do not depend on the order of joining",
+                device,
+                free + 1,
+                holders[order[0]],
+            )
+        return True
 
-def _merged(devices: int, names: Sequence[str], assignments: Mapping[str, int]) -> dict[str, int]:
+
+def _merged(
+    devices: int,
+    names: Sequence[str],
+    assignments: Mapping[str, int],
+    earlier_names: EarlierNames,
+) -> dict[str, int]:
     """Return the shard of each device, known from the start or assigned before a restart."""
     if len(names) > devices or len(set(names)) != len(names):
         raise DatasetError(
@@ -143,6 +217,10 @@ def _merged(devices: int, names: Sequence[str], assignments: Mapping[str, int]) 
             "give every device its own name and shard",
         )
     known = {name: k for k, name in enumerate(names)}
+    for name, shard in assignments.items():
+        old = names[shard] if 0 <= shard < len(names) else name
+        if old != name and old in earlier_names(name):
+            del known[old]
     merged = dict(assignments) | known
     misfits = [n for n, k in assignments.items() if merged[n] != k or not 0 <= k < devices]
     if misfits or len(set(merged.values())) != len(merged):

@@ -306,6 +306,16 @@ class Identities:
             db.execute("UPDATE OR REPLACE contact SET name = ? WHERE name = ?", where)
             _mark_offline(db, new)
 
+    def earlier_names(self, name: str) -> list[str]:
+        """Return the names that a device had before, without those that another one has now."""
+        with self._transaction("DEFERRED") as db:
+            rows = db.execute(
+                "SELECT old FROM alias WHERE name = ? AND old NOT IN "
+                "(SELECT name FROM identity WHERE role = 'device') ORDER BY old",
+                (name,),
+            ).fetchall()
+        return [row[0] for row in rows]
+
     def revoke(self, name: str, role: Role = "device", *, now_s: float) -> None:
         """Revoke an identity; a second call changes nothing.
 

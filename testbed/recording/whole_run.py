@@ -52,7 +52,10 @@ def recorded_experiment(
         StoreError: The store cannot be read.
     """
     experiment, devices = load_experiment(folder / CONFIG), devices_to_record(folder)
-    names = iter([device.spec.name for device in plan_fleet(experiment, os.environ)])
+    planned = [device.spec.name for device in plan_fleet(experiment, os.environ)]
+    shards = StoredShards.read(folder) or {}
+    renamed = _renamed(planned, shards, experiment.physical)
+    names = iter([renamed.get(name, name) for name in planned])
     fleet = [
         part
         for number, group in enumerate(experiment.fleet)
@@ -60,8 +63,8 @@ def recorded_experiment(
             f"fleet[{number}]", group, [next(names) for _ in range(group.size)], recorded
         )
     ]
-    shards = StoredShards.read(folder) or {}
-    others = [x for x in devices if x.kind == "physical" and x.name not in experiment.physical]
+    listed = {*experiment.physical, *renamed.values()}
+    others = [x for x in devices if x.kind == "physical" and x.name not in listed]
     others.sort(key=lambda row: (shards.get(row.name, len(shards)), row.row))
     fleet += [_physical(row.name, recorded) for row in others]
     changed = msgspec.structs.replace(
@@ -73,7 +76,19 @@ def recorded_experiment(
         ),
         replay=msgspec.structs.replace(experiment.replay, costs_from=str(folder), task_costs=costs),
     )
-    return changed, list(_remarks(experiment, changed, devices))
+    return changed, list(_remarks(experiment, changed, devices, renamed))
+
+
+def _renamed(
+    planned: Sequence[str], shards: Mapping[str, int], physical: Sequence[str]
+) -> dict[str, str]:
+    """Return the present names of physical devices of the file that were renamed in a lab."""
+    holders = {shard: name for name, shard in shards.items()}
+    return {
+        name: holders[k]
+        for k, name in enumerate(planned)
+        if name in physical and name not in shards and k in holders
+    }
 
 
 def _with_profiles(
@@ -104,9 +119,14 @@ def _physical(name: str, recorded: Mapping[str, Path]) -> FleetConfig:
     return FleetConfig(physical=(name,), profile=str(recorded[name]))
 
 
-def _remarks(before: Experiment, after: Experiment, devices: Sequence[DeviceRow]) -> Iterator[str]:
+def _remarks(
+    before: Experiment,
+    after: Experiment,
+    devices: Sequence[DeviceRow],
+    renamed: Mapping[str, str],
+) -> Iterator[str]:
     """Yield what the replay cannot have as the run had it."""
-    if absent := [name for name in before.physical if name not in after.physical]:
+    if absent := [x for x in before.physical if renamed.get(x, x) not in after.physical]:
         yield f"{', '.join(absent)}: never joined the run, so the replay has no such device"
     if own := [row.name for row in devices if row.has_own_data]:
         yield f"{', '.join(own)}: trained on own data, which stay there; the replay gives a shard"

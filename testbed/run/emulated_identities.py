@@ -170,3 +170,16 @@ def enrolled_task_key(lab: Path, tenant: str, name: str) -> str | None:
     except LabError as exc:
         _log.warning("%s: its task key must be readable, got: %s", name, exc)
         return None
+
+
+def earlier_names(name: str) -> list[str]:
+    """Return the names that a device of the lab on this machine had before. Blocks.
+
+    A registry that cannot be read has none, with a line in the log.
+    """
+    try:
+        with Identities(open_lab().database) as identities:
+            return identities.earlier_names(name)
+    except LabError as exc:
+        _log.warning("%s: its earlier names must be readable, got: %s", name, exc)
+        return []

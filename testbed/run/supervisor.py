@@ -43,9 +43,19 @@ from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BackendError, BrokerError, LabError
 from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
-from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet, profile_at_task
+from fairbed.testbed.experiment.fleet import (
+    PlannedDevice,
+    fleet_names,
+    plan_fleet,
+    profile_at_task,
+)
 from fairbed.testbed.experiment.notify import NotifySettings
-from fairbed.testbed.experiment.shards import FleetData, StoredShards, load_examples
+from fairbed.testbed.experiment.shards import (
+    FleetData,
+    StoredShards,
+    load_examples,
+    no_earlier_names,
+)
 from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
@@ -68,6 +78,7 @@ from fairbed.testbed.run.broker import (
 )
 from fairbed.testbed.run.device_control import SteeredFleet
 from fairbed.testbed.run.emulated_identities import (
+    earlier_names,
     emulated_identities,
     enrolled_task_key,
     not_enrolled,
@@ -97,6 +108,7 @@ from fairbed.testbed.run_folder import (
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.errors import innermost
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
+from fairbed.wire.scale import scale_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import redact, redirected, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
@@ -243,7 +255,8 @@ async def _run(
         listener(progress)
 
     plan.folder.mkdir(parents=True, exist_ok=True)
-    data, artifact = await anyio.to_thread.run_sync(_load, plan, names, attacks)
+    awaited = names if plan.knows_fleet else fleet_names(experiment)
+    data, artifact = await anyio.to_thread.run_sync(_load, plan, awaited, attacks)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
     costs = await _costs(plan, devices, artifact)
@@ -854,7 +867,9 @@ def _load(
         experiment.data,
         devices=experiment.shards,
         seed=seed,
-        names=names,
+        names=names if plan.knows_fleet else (),
+        planned=names,
+        earlier_names=earlier_names if plan.experiment.broker.url == LAB else no_earlier_names,
         assignments=StoredShards.read(plan.folder),
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),
@@ -869,7 +884,7 @@ def _load(
         examples=dataset.x,
     )
     experiment.check_layout(artifact.spec.layout)
-    return data, artifact
+    return data, msgspec.structs.replace(artifact, scale=scale_of(dataset.x))
 
 
 def _open_store(

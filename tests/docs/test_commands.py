@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbed.device_agent.cli import COMMANDS, RUN
 from fairbed.device_agent.cli import make_parser as agent_parser
 from fairbed.testbed.cli.main import make_parser
 from fairbed.testbed.experiment.file import load_experiment
@@ -52,8 +53,10 @@ def test_the_pages_have_commands() -> None:
 def test_a_command_is_accepted(page: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line, comments=True)
     words = words[: next((at for at, word in enumerate(words) if word in "|>&;"), len(words))]
-    parser = agent_parser() if words[0] == "device-agent" else make_parser()
-    own = words[1:] if words[0] == "device-agent" else split_command(words[1:])[0]
+    is_agent = words[0] == "device-agent"
+    own = words[1:] if is_agent else split_command(words[1:])[0]
+    named = own.pop(0) if is_agent and own and own[0] in COMMANDS else RUN
+    parser = agent_parser(named) if is_agent else make_parser()
     options, code = argparse.Namespace(command=None), 0
     try:
         options = parser.parse_args(own)

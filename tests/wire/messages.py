@@ -14,6 +14,7 @@ from fairbed.wire.messages import (
     Coding,
     Context,
     CoordinatorStatus,
+    DataScale,
     EvaluateReply,
     EvaluateRequest,
     Failed,
@@ -321,6 +322,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
             LogLine(level="warning", age_s=0.5, text="link lost: connection refused"),
         ),
     ),
+    "data-scale": DataScale(boot=17, low=-1.5, high=255.0, mean=0.25, spread=64.0),
     "chunk-request": ChunkRequest(id=DIGEST[:16], chunks=[0, 3, 4_194_304]),
     "link-probe": LinkProbe(seq=5),
     "link-probe-up": LinkProbe(seq=6, payload=bytes(range(64)), reply_bytes=65_536),
@@ -329,6 +331,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "welcome-held-out": Welcome(
         boot=23, task=TASK, shard=None, held_out=HeldOut(fraction=0.25, seed=5)
     ),
+    "welcome-scale": Welcome(boot=23, task=TASK, shard=None, wants_scale=True),
     "welcome-log": Welcome(boot=23, task=TASK, shard=None, wants_log=True),
     "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD),
     "welcome-small-chunks": Welcome(boot=23, task=TASK, shard=None, max_chunk_bytes=112 * 1024),

@@ -120,7 +120,7 @@ class TorchTrainer:
         rows = [self._shards.rows(job.device) for job in jobs]
         batches = Batches([job.seed for job in jobs], rows, hyperparameters)
         descent = _Descent(params, hyperparameters, anchor)
-        progress = Progress(batches.steps)
+        progress = Progress(batches.steps, lambda i: self._shards.take(rows[i])[0])
         for step in range(progress.last):
             active = progress.active(step)
             batch = batches.next(active)

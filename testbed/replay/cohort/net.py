@@ -228,7 +228,7 @@ def train_chunk(
     )
     gradient = np.empty_like(params)
     factor = hyperparameters.learning_rate if descent.is_plain else 1.0
-    progress = Progress(batches.steps)
+    progress = Progress(batches.steps, lambda i: examples.take(rows[i])[0])
     with np.errstate(all="ignore"):
         for step in range(progress.last):
             active = progress.active(step)

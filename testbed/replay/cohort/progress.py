@@ -1,6 +1,6 @@
 """Steps, losses and failures of the devices of a chunk during training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,11 @@ class Progress:
 
     Args:
         steps: Mini-batches of each device, in descending order.
+        x_of: Returns the examples of a device, for the message of a failure.
     """
 
-    def __init__(self, steps: Sequence[int]) -> None:
-        self._steps = steps
+    def __init__(self, steps: Sequence[int], x_of: Callable[[int], Vector | Ints]) -> None:
+        self._steps, self._x_of = steps, x_of
         self.last = steps[0]
         """Largest number of steps."""
         self._active = len(steps)
@@ -68,10 +69,10 @@ class Progress:
         for i in np.flatnonzero(~np.logical_and.reduce(is_finite)).tolist():
             step = int(np.argmin(is_finite[:, i]))
             loss = self._losses[step, i] / self._counts[step, i]
-            problems[i] = str(divergence_error("the loss", loss, step + 1))
+            problems[i] = str(divergence_error("the loss", loss, step + 1, self._x_of(i)))
         has_finite_values: Bools = np.logical_and.reduce(np.isfinite(vectors), axis=1)
         for i in np.flatnonzero(~has_finite_values).tolist():
-            problems[i] = problems[i] or _not_finite(vectors[i], self._steps[i])
+            problems[i] = problems[i] or self._not_finite(vectors[i], i)
         loss_sum, seen = self._last_epoch(self._losses), self._last_epoch(self._counts)
         return CohortResult(
             at=np.array(chunk, dtype=np.int64),
@@ -83,12 +84,12 @@ class Progress:
             returned=returned,
         )
 
+    def _not_finite(self, vector: Vector, i: int) -> str:
+        value = vector[~np.isfinite(vector)][0]
+        return str(divergence_error("every parameter", value, self._steps[i], self._x_of(i)))
+
     def _last_epoch(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the sum of each device over its last epoch, added step by step."""
         is_in = np.arange(self.last)[:, np.newaxis] >= self._begun
         sums: NDArray[Any] = np.add.accumulate(np.where(is_in, values, 0))[-1]
         return sums
-
-
-def _not_finite(vector: Vector, steps: int) -> str:
-    return str(divergence_error("every parameter", vector[~np.isfinite(vector)][0], steps))

@@ -240,7 +240,10 @@ def test_a_model_has_diverged_above_10_times_its_first_loss_until_5_times(
 
 
 def test_the_text_of_a_divergence_has_its_numbers() -> None:
-    remedy = "; lower training.learning_rate or the server's, or set training.clip_norm"
+    remedy = (
+        "; if x has values far from 1, scale it; otherwise lower training.learning_rate or the "
+        "server's, or set training.clip_norm"
+    )
     found = divergence("classification", [(1, 2.0), (5, 30.0), (6, 400.0), (7, 50.0)])
     assert found is not None
     assert found.text == (

@@ -67,10 +67,10 @@ def test_emulated_devices_hold_shards_in_fleet_order() -> None:
     assert fleet().assignments() == {"pi-01": 0, "pi-02": 1, "nano-01": 2}
 
 
-def test_an_unknown_device_gets_the_next_free_shard_and_keeps_it() -> None:
+def test_an_unknown_device_gets_a_free_shard_and_keeps_it() -> None:
     data = fleet()
     first = data.shard("kitchen-pi")
-    assert data.assignments()["kitchen-pi"] == 3
+    assert data.assignments()["kitchen-pi"] in {3, 4, 5}
     assert data.shard("attic-pi") is not None
     assert data.shard("kitchen-pi") == first
 
@@ -89,7 +89,8 @@ def test_a_resumed_fleet_has_the_same_shards() -> None:
     after = fleet(assignments=before.assignments())
     assert after.shard("kitchen-pi") == kitchen
     assert after.shard("cellar-pi") is not None
-    assert after.assignments() == {**before.assignments(), "cellar-pi": 5}
+    last = {3, 4, 5} - set(before.assignments().values())
+    assert after.assignments() == {**before.assignments(), "cellar-pi": last.pop()}
 
 
 def test_concurrent_requests_get_different_shards() -> None:

@@ -101,8 +101,11 @@ def test_a_renamed_device_keeps_its_password_and_is_known_by_its_old_name(
     identities.saw("pi-1", at_s=NOW_S, agent="0.1.0")
     identities.rename("pi-1", "kitchen")
     identities.rename("kitchen", "pantry")
+    assert identities.earlier_names("pantry") == ["kitchen", "pi-1"]
     other = identities.create("pi-1", now_s=NOW_S)  # the old name is free again
     assert {one.name for one in identities.all()} == {"pantry", "pi-1"}
+    assert identities.earlier_names("pantry") == ["kitchen"], "another device has the other one"
+    assert identities.earlier_names("pi-1") == []
     for name in ("pi-1", "kitchen", "pantry"):
         found = identities.authenticate(name, password)
         assert found is not None
