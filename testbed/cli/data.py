@@ -13,6 +13,9 @@ from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describ
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.progress import Bar, progress
 
+MAX_SHOWN = 20
+"""Most classes in a line."""
+
 
 def main(options: argparse.Namespace) -> int:
     """Run one of the actions; return the exit code."""
@@ -24,7 +27,7 @@ def main(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(found).decode())
     else:
         for status in found:
-            _print_status(status)
+            _print_status(status, with_classes=options.action == "verify")
     is_good = options.action == "list" or all(status.is_available for status in found)
     return DONE if is_good else FAILED
 
@@ -60,13 +63,24 @@ def _config(what: str, options: argparse.Namespace) -> DataConfig:
     return data_config(what, **keys)
 
 
-def _print_status(status: DatasetStatus) -> None:
+def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
     if status.is_available:
         has_n = status.n is not None and status.origin != "own"  # there it describes itself so
         examples = f"{status.n} examples, " if has_n else ""
         hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
         print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
+        if status.classes and with_classes:
+            print(f"         classes: {_counts(status.classes)}")
+        if status.guess:
+            print(f"         note: {status.guess}")
     else:
         word = "missing" if status.name in NAMES else "failed"
         problem = status.problem.removeprefix(f"{status.name}: ")
         print(f"{word:<8} {status.name:<15} {problem}; {status.what_to_do}")
+
+
+def _counts(classes: list[tuple[str, int]]) -> str:
+    """Return the classes with their numbers of examples; `--json` has all of them."""
+    shown = [f"{label} {count:,}" for label, count in classes[:MAX_SHOWN]]
+    more = len(classes) - len(shown)
+    return ", ".join([*shown, f"{more:,} more (--json)"] if more else shown)

@@ -23,18 +23,28 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
 from fairbed.wire.shard import Shard, make_shard, split, strata
 
+_log = logging.getLogger(__name__)
+
 
 def load_examples(
     experiment: Experiment, environment: Mapping[str, str], *, always_twice: bool = False
 ) -> Dataset:
-    """Return the examples of an experiment, as `load` does with its seed and its task."""
-    return load(
+    """Return the examples of an experiment, as `load` does with its seed and its task.
+
+    What the labels leave open, and a class that `max_examples` left without examples, is logged.
+    """
+    dataset = load(
         experiment.data,
         experiment.seed_for("data"),
         environment,
         task=experiment.model.task,
         always_twice=always_twice,
     )
+    if dataset.guess:
+        _log.warning("%s: %s", dataset.source, dataset.guess)
+    if absent := [label for label, count in dataset.class_counts() if not count]:
+        _log.warning("%s: no example has the class %s", dataset.source, ", ".join(absent))
+    return dataset
 
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Find the data sets that this machine has, by reading their files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairbed.testbed.experiment.data import FOLDER_NAMES, GROUP, NAMES, DataConfig
@@ -30,6 +30,10 @@ class DatasetStatus:
     """Hash of the examples, as the provenance of a run has it; empty if they were not loaded."""
     origin: Origin | None = None
     """Whether the files are the published ones; None if only their headers were read."""
+    classes: list[tuple[str, int]] = field(default_factory=list)
+    """Label and number of examples of each class; empty if not loaded, and for regression."""
+    guess: str = ""
+    """Why the labels are classes or targets, if the file leaves it open; empty: no doubt."""
     problem: str = ""
     """Place, broken rule and value found; empty if available."""
     what_to_do: str = ""
@@ -112,6 +116,8 @@ def _status_by_loading(config: DataConfig, environment: Mapping[str, str]) -> Da
         description=data.description,
         n=None if data.origin == "generated" else data.n,
         origin=data.origin,
+        classes=[] if data.origin == "generated" else data.class_counts(),
+        guess=data.guess,
         sha256="" if data.origin == "generated" else data.sha256,
     )
 

@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
+from fairbed.testbed.experiment.datasets.labels import (
+    LabelError,
+    Names,
+    as_classes,
+    check_classes,
+    class_text,
+)
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.evaluation import Targets
 
@@ -71,6 +78,10 @@ class Dataset:
     origin: Origin
     whole_sha256: str = ""
     """Hash of the set from which `max_examples` has drawn these; empty: these are all."""
+    labels: Names = ()
+    """Label of each class; empty: label k is class k."""
+    guess: str = ""
+    """Why y are classes or targets, as long as no task decides it; empty: no doubt."""
 
     @property
     def n(self) -> int:
@@ -105,21 +116,14 @@ class Dataset:
         users = self.device_ids
         if users is not None:
             users = np.unique(users[rows], return_inverse=True)[1].astype(np.int64)
-        return Dataset(
-            name=self.name,
-            x=self.x[rows],
-            y=self.y[rows],
-            classes=self.classes,
-            is_binary=self.is_binary,
-            device_ids=users,
-            description=self.description,
-            source=self.source,
-            origin=self.origin,
-        )
+        return replace(self, x=self.x[rows], y=self.y[rows], device_ids=users)
 
-
-MAX_CLASSES = 1 << 20
-"""A larger label is an identifier, not a class."""
+    def class_counts(self) -> list[tuple[str, int]]:
+        """Return the label and the number of examples of each class; empty for regression."""
+        if self.is_regression:
+            return []
+        counts = np.bincount(self.y.astype(np.int64), minlength=self.classes)
+        return [(class_text(self.labels, c), int(count)) for c, count in enumerate(counts)]
 
 
 def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
@@ -129,27 +133,24 @@ def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
 
     Args:
         dataset: The examples.
-        task: `[model] task`; None: regression if y is float, else classification.
+        task: `[model] task`; None: regression if y has fractions, else classification.
 
     Raises:
         DatasetError: The targets do not fit the task.
     """
-    if task is None:
-        return dataset
+    if task is not None:
+        dataset = replace(dataset, guess="")
     if task == "regression":
-        y = dataset.y.astype(np.float32)
-        return replace(dataset, y=y, classes=1)
-    if dataset.is_regression:
-        low, high = float(dataset.y.min()), float(dataset.y.max())
-        is_whole = bool((dataset.y == np.round(dataset.y)).all())
-        if not is_whole or low < 0 or not 1 <= high < MAX_CLASSES:
-            raise DatasetError(
-                "model.task",
-                f"{task} must have classes as targets, 0, 1, ..., got numbers {low:g} .. {high:g} "
-                f"in {dataset.name}",
-                'number the classes from 0, or set task = "regression"',
-            )
-        dataset = replace(dataset, y=dataset.y.astype(np.int64), classes=int(high) + 1)
+        return _as_targets(dataset)
+    try:
+        if task is not None and dataset.is_regression:
+            labels = as_classes(dataset.y)
+            classes = int(labels.y.max()) + 1
+            dataset = replace(dataset, y=labels.y, classes=classes, labels=labels.names)
+        if dataset.origin == "own" and not dataset.is_regression:
+            check_classes(dataset.y.astype(np.int64), dataset.labels)
+    except LabelError as exc:
+        raise DatasetError(dataset.source, *exc.args) from exc
     if task == "binary" and dataset.classes != 2:
         raise DatasetError(
             "model.task",
@@ -157,3 +158,18 @@ def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
             'set task = "classification"',
         )
     return replace(dataset, is_binary=task == "binary")
+
+
+def _as_targets(dataset: Dataset) -> Dataset:
+    """Return the labels as numbers, as they are in the source."""
+    y = dataset.y.astype(np.float32)
+    if dataset.labels:
+        if any(isinstance(label, str) for label in dataset.labels):
+            raise DatasetError(
+                "model.task",
+                f"regression must have numbers as targets, got the names {dataset.labels[0]!r}, "
+                f"{dataset.labels[1]!r}, ... in {dataset.name}",
+                'set task = "classification", or name another column',
+            )
+        y = np.array(dataset.labels, np.float32)[dataset.y]
+    return replace(dataset, y=y, classes=1, labels=())

@@ -14,8 +14,8 @@ import psutil
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.testbed.experiment.datasets.dataset import MAX_CLASSES, Dataset, DatasetError
-from fairbed.wire.evaluation import Targets
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.labels import LabelError, Labels, read_labels
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -74,7 +74,8 @@ class _Checked:
 
     def dataset(self, arrays: Arrays, name: str) -> Dataset:
         self._check_names(arrays)
-        x, y = self._pooled(arrays, "x"), self._targets(self._pooled(arrays, "y"))
+        x, labels = self._pooled(arrays, "x"), self._labels(self._pooled(arrays, "y"))
+        y = labels.y
         if len(x) != len(y):
             raise self._error(f"x and y must have equal length, got {len(x)} and {len(y)}")
         users = self._users(self._pooled(arrays, "device"), len(y)) if "device" in arrays else None
@@ -88,6 +89,8 @@ class _Checked:
             x=x,
             y=y,
             classes=classes,
+            labels=labels.names,
+            guess=labels.guess,
             device_ids=users,
             description=f"{len(y):,} examples of shape {x.shape[1:]}, {targets}{n_users}",
             source=self._where,
@@ -128,34 +131,16 @@ class _Checked:
             raise self._error(f"{name}_test must have one row per example, got a scalar")
         return np.concatenate([array, test])
 
-    def _targets(self, y: NDArray[Any]) -> Targets:
-        if y.dtype.kind != "f" or y.ndim != 1 or not len(y):
-            return self._labels(y)
-        with np.errstate(over="ignore"):
-            targets: Targets = y.astype(np.float32)
-        if not np.isfinite(targets).all():
-            row = int(np.flatnonzero(~np.isfinite(targets))[0])
-            raise self._error(
-                f"y must be finite as float32, got {y[row]} in row {row}",
-                "remove or replace such values",
-            )
-        return targets
-
-    def _labels(self, y: NDArray[Any]) -> Ints:
-        if y.dtype.kind == "U" and y.ndim == 1:
-            y = np.unique(y, return_inverse=True)[1]
-        if y.dtype.kind not in "iu" or y.ndim != 1 or not len(y):
+    def _labels(self, y: NDArray[Any]) -> Labels:
+        if y.dtype.kind not in "biufU" or y.ndim != 1 or not len(y):
             raise self._error(
                 f"y must be integers, text or floats, shape (n,), n >= 1, got {y.dtype} {y.shape}"
             )
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or not 1 <= high < MAX_CLASSES:
-            raise self._error(
-                f"y must hold two or more classes, 0 .. at most {MAX_CLASSES - 1}, got "
-                f"{low} .. {high}",
-                "number the classes from 0",
-            )
-        return y.astype(np.int64)
+        try:
+            labels = read_labels(y)
+        except LabelError as exc:
+            raise self._error(*exc.args) from exc
+        return labels
 
     def _features(self, x: NDArray[Any]) -> NDArray[Any]:
         if x.ndim < 2 or 0 in x.shape:

@@ -25,7 +25,8 @@ _LAYOUT = "a folder must hold one folder per class, with .png or .jpg files"
 def load_pictures(folder: Path) -> Dataset:
     """Return the pictures, x uint8 of shape (n, channels, height, width).
 
-    Classes are numbered in the order of the names of their folders. Grey pictures have one channel,
+    Classes are numbered in the order of the names of their folders; names that
+    are all numbers must be 0, 1, ..., so that folder 10 follows 9. Grey pictures have one channel,
     others three. All pictures must have equal size: no picture is scaled or cut.
 
     Raises:
@@ -41,7 +42,7 @@ def load_pictures(folder: Path) -> Dataset:
             f"run: {install_command('fairbed[testbed]')}",
         ) from exc
     classes = _files(folder)
-    files = [(path, label) for label, paths in enumerate(classes.values()) for path in paths]
+    files = [(path, label) for label, paths in classes.items() for path in paths]
     x = _read_all(folder, [path for path, _ in files])
     y = np.array([label for _, label in files])
     return own_dataset(

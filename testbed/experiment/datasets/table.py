@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.labels import MISSING
 from fairbed.testbed.experiment.datasets.own import check_memory, own_dataset
 from fairbed.testbed.install import install_command
 
@@ -181,8 +182,15 @@ def _no_number(path: Path, name: str, column: Any, row: int, start: int) -> Data
 
 
 def _labels(path: Path, name: str, column: Any) -> NDArray[Any]:
-    """Return labels as integers or floats if all are such numbers, and else numbers of names."""
+    """Return labels as integers or floats if all are such numbers, and else as text."""
     column = _text_or_numbers(path, name, column)
+    for row, value in enumerate(column.to_pylist()):
+        if str(value).lower() in MISSING:
+            raise DatasetError(
+                str(path),
+                f"column {name!r} must have a value in every row, got {value!r} in row {row + 1}",
+                "add it, or remove the row",
+            )
     numbers = _as_numbers(column)
     if numbers is not None:
         return numbers
@@ -197,7 +205,7 @@ def _labels(path: Path, name: str, column: Any) -> NDArray[Any]:
             f"in row {row + 1}, {_short(text)}",
             "correct the labels",
         )
-    return _numbered(column)
+    return np.array(column.to_pylist(), np.str_)
 
 
 def _users(path: Path, name: str, column: Any) -> NDArray[Any]:
@@ -238,7 +246,6 @@ def _as_numbers(column: Any) -> NDArray[Any] | None:
     import pyarrow as pa
     from pyarrow import compute
 
-    # 1.0 is no class, even if all labels are whole.
     is_float = pa.types.is_floating(column.type)
     for kind in (pa.float64(),) if is_float else (pa.int64(), pa.float64()):
         try:

@@ -92,9 +92,7 @@ NAN[7, 1] = np.nan
             {"x": X[:0], "y": Y[:0]},
             "y must be integers, text or floats, shape (n,), n >= 1, got int64 (0,)",
         ),
-        ({"x": X, "y": Y - 1}, "y must hold two or more classes, 0 .. at most"),
-        ({"x": X, "y": Y * 0}, "got 0 .. 0; number the classes from 0"),
-        ({"x": X, "y": Y.astype(np.uint64) + (1 << 62)}, "y must hold two or more classes"),
+        ({"x": X, "y": Y * 0}, "y must hold two or more classes, or targets, got 0 in all 40 rows"),
         ({"x": X, "y": np.array(3)}, "y must have one row per example, got a scalar"),
         ({"x": X[:, 0], "y": Y}, "x must have shape (n, ...), no 0, got (40,)"),
         ({"x": X[:, :0], "y": Y}, "x must have shape (n, ...), no 0, got (40, 0)"),
@@ -164,8 +162,6 @@ def test_float_targets_are_those_of_regression(tmp_path: Path) -> None:
     assert (data.kind, data.classes, data.y.dtype.name) == ("regression", 1, "float32")
     np.testing.assert_array_equal(data.y, X[:, 0])
     assert data.description.startswith("40 examples of shape (3,), targets -")
-    whole = load_npz(saved(tmp_path, x=X, y=Y.astype(float)))
-    assert whole.kind == "regression"
 
 
 def own(folder: Path, y: Any, task: Any) -> Dataset:
@@ -188,8 +184,12 @@ def test_the_task_of_the_model_decides_over_the_type_of_the_targets(tmp_path: Pa
     ("y", "task", "message"),
     [
         (Y, "binary", 'model.task: binary must have 2 classes, got 4 in own; set task = "class'),
-        (X[:, 0], "classification", r"classification must have classes as targets, 0, 1, \.\.\., "),
-        (-Y.astype(float), "binary", r"binary must have classes .* numbers -3 \.\. -?0 in own"),
+        (X[:, 0], "classification", "must have classes as targets, got 40 numbers"),
+        (
+            -Y.astype(float),
+            "binary",
+            r"must be 0 \.\. 3 for 4 classes, got -3, -2, -1, 0; change -3 to 0",
+        ),
     ],
 )
 def test_targets_that_do_not_fit_the_task_are_one_line(

@@ -1,0 +1,198 @@
+"""Labels that a user brings: classes 0, 1, ..., names, or one line."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.data import GROUP, DataConfig
+from fairbed.testbed.experiment.datasets import DatasetError, load
+from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.experiment.shards import load_examples
+from fairbed.wire import plugins
+
+CASES = Path(__file__).parent / "labels"
+ROWS = 60
+
+
+def repeated(*labels: Any) -> list[Any]:
+    return [labels[k % len(labels)] for k in range(ROWS)]
+
+
+def by_table(folder: Path, labels: list[Any], task: Any = None) -> Dataset:
+    rows = "".join(f"{k % 7},{label}\n" for k, label in enumerate(labels))
+    (folder / "own.csv").write_text("a,y\n" + rows)
+    return load(DataConfig(source=str(folder / "own.csv"), label="y"), 0, {}, task=task)
+
+
+def by_npz(folder: Path, labels: list[Any], task: Any = None) -> Dataset:
+    np.savez(folder / "own.npz", x=np.ones((len(labels), 2), np.float32), y=np.array(labels))
+    return load(DataConfig(source=str(folder / "own.npz")), 0, {}, task=task)
+
+
+def by_function(folder: Path, labels: list[Any], task: Any = None) -> Dataset:
+    registered = plugins.Registered(lambda: (np.ones((len(labels), 2)), labels))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plugins._registered, GROUP, {"mine": registered})
+        return load(DataConfig(dataset="mine"), 0, {}, task=task)
+
+
+def by_pictures(folder: Path, labels: list[Any], task: Any = None) -> Dataset:
+    for number, label in enumerate(labels):
+        (folder / "own" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2)).save(folder / "own" / str(label) / f"{number}.png")
+    return load(DataConfig(source=str(folder / "own")), 0, {}, task=task)
+
+
+Way = Callable[..., Dataset]
+TEXT: list[Way] = [by_table, by_npz, by_function]
+
+
+@pytest.mark.parametrize("way", TEXT)
+@pytest.mark.parametrize(
+    ("labels", "counts"),
+    [
+        ((0, 1, 2), [("0", 20), ("1", 20), ("2", 20)]),
+        ((2, 1, 0, 0), [("0", 30), ("1", 15), ("2", 15)]),
+        (("0", "1"), [("0", 30), ("1", 30)]),
+        (("00", "01", "10", "02", *"3456789"), None),
+        (("oak", "ash"), [("ash", 30), ("oak", 30)]),
+        (("class 2", "class 10"), [("class 10", 30), ("class 2", 30)]),
+        (("none", "fault"), [("fault", 30), ("none", 30)]),
+        (("a", " b "), [("a", 30), ("b", 30)]),
+        ((True, False), None),
+    ],
+)
+def test_labels_that_are_classes(
+    tmp_path: Path, way: Way, labels: Any, counts: list[tuple[str, int]] | None
+) -> None:
+    data = way(tmp_path, repeated(*labels))
+    assert (data.kind, data.guess) == ("classification", "")
+    assert data.classes == len(set(labels))
+    assert counts is None or data.class_counts() == counts
+
+
+@pytest.mark.parametrize("way", TEXT)
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((9,), "y must hold two or more classes, or targets, got 9 in all 60 rows"),
+        (("oak",), "y must hold two or more classes, got 'oak' in all 60 rows"),
+        ((1.5,), "got 1.5 in all 60 rows; add examples of another class"),
+        ((1, 2, 3), "must be 0 .. 2 for 3 classes, got 1, 2, 3; change 1 to 0, 2 to 1, 3 to 2"),
+        ((0, 1, 3), "got 0, 1, 3; no example has label 2; change 0 to 0, 1 to 1, 3 to 2"),
+        ((0, 2, 3, 5), "no example has label 1, 4;"),
+        ((-1, 1), "got -1, 1; change -1 to 0, 1 to 1, also in the files of devices"),
+        (("-1", "+1"), "got -1, 1; change -1 to 0, 1 to 1"),
+        ((-1, 0, 1), "got -1, 0, 1; change -1 to 0"),
+        ((10, 20), "got 10, 20; change 10 to 0, 20 to 1"),
+        ((1 << 40, 1), "got 1, 1099511627776; change"),
+        ((1.0, 2.0), "got 1, 2; change 1 to 0, 2 to 1"),
+        ((-1.0, 1.0), "got -1, 1; change"),
+        (("1", "2"), "got 1, 2; change"),
+        (("Oak", "oak"), "y must spell each class in one way, got 'Oak' and 'oak'"),
+        (("big oak", "big  oak"), "y must spell each class in one way"),
+        (range(ROWS), "several examples each, got 60 different labels in 60 rows; name the column"),
+        ([f"id {k}" for k in range(ROWS)], "got 60 different labels in 60 rows"),
+        (("oak", "1"), "numbers or names, not both"),
+        *((("oak", gap), "in row") for gap in ("NA", "nan", "N/A", "?", "null", "<NA>", "#N/A")),
+    ],
+)
+def test_labels_that_are_refused(tmp_path: Path, way: Way, labels: Any, message: str) -> None:
+    with pytest.raises(DatasetError) as raised:
+        way(tmp_path, repeated(*labels))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("gap", ["", " ", "NA", "nan", "NaN", "?", "null"])
+@pytest.mark.parametrize("label", ["1", "0.0", "oak"])
+def test_a_missing_label_of_a_table_has_its_row(tmp_path: Path, label: str, gap: str) -> None:
+    with pytest.raises(DatasetError, match=r"'y' must have a value in every row, got .* in row 3;"):
+        by_table(tmp_path, [label, label, gap, "2", label])
+
+
+@pytest.mark.parametrize("way", TEXT)
+def test_the_advice_works(tmp_path: Path, way: Way) -> None:
+    renumbered = way(tmp_path, [label - 1 for label in repeated(1, 2, 3)])
+    named = way(tmp_path, [f"class {label}" for label in repeated(1, 2, 3)])
+    assert renumbered.class_counts() == [("0", 20), ("1", 20), ("2", 20)]
+    np.testing.assert_array_equal(renumbered.y, named.y)
+    targets = way(tmp_path, repeated(1, 2, 4), "regression")
+    assert (targets.kind, sorted(set(targets.y.tolist()))) == ("regression", [1.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize("way", TEXT)
+@pytest.mark.parametrize(
+    ("labels", "kind", "said"),
+    [
+        ((0.0, 1.0, 2.0), "classification", "are read as classes; for regression set [model] task"),
+        ((0.0, -0.0, 1.0), "classification", "whole numbers 0, 1 and are read as classes"),
+        ([float(k) for k in range(30)], "regression", "30 different whole numbers, 0 .. 29"),
+        ((0.5, 1.5), "regression", "only 2 different values, 0.5, 1.5"),
+        ([k / 7 for k in range(50)], "regression", ""),
+    ],
+)
+def test_a_line_states_how_floats_are_read(
+    tmp_path: Path, way: Way, labels: Any, kind: str, said: str
+) -> None:
+    data = way(tmp_path, repeated(*labels))
+    assert data.kind == kind
+    assert said in data.guess
+    assert bool(said) == bool(data.guess)
+    chosen = way(tmp_path, repeated(*labels), "regression")
+    assert (chosen.kind, chosen.guess) == ("regression", "")
+
+
+@pytest.mark.parametrize("way", TEXT)
+def test_names_are_no_targets_of_regression(tmp_path: Path, way: Way) -> None:
+    with pytest.raises(DatasetError, match=r"got the names 'ash', 'oak', \.\.\. in"):
+        way(tmp_path, repeated("oak", "ash"), "regression")
+
+
+def test_folders_that_are_numbers_are_in_the_order_of_the_numbers(tmp_path: Path) -> None:
+    data = by_pictures(tmp_path, [*range(12)] * 2)
+    assert data.class_counts() == [(str(k), 2) for k in range(12)]
+    (tmp_path / "own" / "0").rename(tmp_path / "own" / "12")
+    with pytest.raises(DatasetError, match=r"must be 0 \.\. 11 for 12 classes, got 1, 2, "):
+        load(DataConfig(source=str(tmp_path / "own")), 0, {})
+
+
+def test_the_cases_are_read_right_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "verify", str(CASES / "floatlab2.csv"), "--label", "lab"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 classes" in shown
+    assert "classes: 0 " in shown
+    assert "note: labels are the whole numbers 0, 1, 2 and are read as classes" in shown
+    assert main(["data", "verify", str(CASES / "good.csv"), "--label", "lab"]) == 0
+    assert "classes: ash " in capsys.readouterr().out
+    assert main(["data", "verify", str(CASES / "twos.npz")]) == 1
+    assert "got 9 in all 120 rows; add examples of another class" in capsys.readouterr().out
+
+
+def test_a_run_logs_how_it_read_the_labels(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    text = (CASES / "base.toml").read_text().replace("floatlab.csv", str(CASES / "floatlab2.csv"))
+    (tmp_path / "e.toml").write_text(text)
+    with caplog.at_level(logging.WARNING):
+        load_examples(load_experiment(tmp_path / "e.toml"), {})
+    assert "are read as classes" in caplog.text
+
+
+def test_a_class_that_the_draw_left_out_is_named(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    by_table(tmp_path, ["ash", *repeated("elm", "oak")])
+    text = (CASES / "base.toml").read_text().replace("floatlab.csv", str(tmp_path / "own.csv"))
+    text = text.replace('label = "lab"', 'label = "y"\nmax_examples = 20')
+    (tmp_path / "e.toml").write_text(text)
+    with caplog.at_level(logging.WARNING):
+        assert load_examples(load_experiment(tmp_path / "e.toml"), {}).classes == 3
+    assert "no example has the class ash" in caplog.text
