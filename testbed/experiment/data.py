@@ -28,10 +28,12 @@ TABULAR_NAMES: tuple[str, ...] = ("synthetic", "breast-cancer", "diabetes")
 GROUP: Final = "fairbed.datasets"
 """Group of entry points, and of `fairbed.register`, of functions that return data."""
 
-TABLES: Final = (".csv", ".parquet")
+_PACKED = ("", ".gz", ".xz", ".bz2", ".zst", ".zip")
+
+TABLES: Final = (".parquet", *(f"{kind}{end}" for end in _PACKED for kind in (".csv", ".tsv")))
 """Suffixes of tables; a table has a column of labels."""
 
-FILES: Final = (".npz", *TABLES)
+FILES: Final = (".npz", ".csv", ".tsv", ".parquet")
 """Suffixes of files that a source may be."""
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -151,7 +153,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
             )
         if self.source is not None:
             suffix = PurePath(self.source).suffix
-            if not self.source or (suffix in (".npy", ".tsv", ".txt", ".zip", ".pt", ".pkl")):
+            is_other = suffix in (".npy", ".txt", ".zip", ".gz", ".pt", ".pkl")
+            if not self.source or (is_other and not self.is_table):
                 raise ValueError(
                     f"source must be package.module:function, end in {', '.join(FILES)}, or be a "
                     f"folder, got {self.source!r}; convert the file, or write a function that "
@@ -171,7 +174,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
             if getattr(self, key) is not None and not self.is_table:
                 return (
                     f"{key} must not be set for {name!r}, got {getattr(self, key)!r}; remove it, "
-                    f"only {' and '.join(TABLES)} have columns"
+                    "only .csv, .tsv and .parquet have columns"
                 )
         if self.folder is not None and not (is_own or self.dataset in FOLDER_NAMES):
             return (
