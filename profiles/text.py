@@ -111,21 +111,26 @@ def open_text(file: BinaryIO, where: str, max_bytes: int) -> io.BufferedReader:
         raise
 
 
-def open_unpacked(file: BinaryIO, where: str) -> BinaryIO:
+def open_unpacked(file: BinaryIO, where: str, max_bytes: int) -> BinaryIO:
     """Return a stream of the content of a file that may be packed.
+
+    Args:
+        file: The file; of a pipe, at most `max_bytes` and one more are read.
+        where: Name of the file in advice.
+        max_bytes: Maximum size of the content of a pipe.
 
     Raises:
         TextError: It is an archive of several files, or packed in another way.
     """
     if not file.seekable():
-        file = io.BytesIO(file.read())
+        file = io.BytesIO(file.read(max_bytes + 1))
     head = file.read(TAR_AT + len(TAR))
     file.seek(0)
-    if head.startswith(b"PK"):
+    if head.startswith((b"PK\3\4", b"PK\5\6")):
         return _zip_member(file, where)
     for magic, unpack in _CONTAINERS.items():
         if head.startswith(magic):
-            return unpack(file, where)
+            return cast(BinaryIO, unpack(file, where))
     return file
 
 
@@ -145,7 +150,8 @@ def _zip_member(file: BinaryIO, where: str) -> BinaryIO:
                 f"{': ' if names else ''}{', '.join(names[:5])}",
                 f"unpack it, and give one of them: unzip {quote(where)}",
             )
-        return cast(BinaryIO, archive.open(names[0]))
+        member: Any = archive.open(names[0])
+        return cast(BinaryIO, member)
 
 
 def _zstd(file: BinaryIO, where: str) -> BinaryIO:
@@ -194,7 +200,7 @@ class _Text(io.RawIOBase):
         self._where = where
         self._max_bytes = max_bytes
         self._file = file
-        self._stream = open_unpacked(file, where)
+        self._stream = open_unpacked(file, where, max_bytes)
         self._n_bytes = 0
         self._rows = 1
         with _readable():

@@ -499,6 +499,11 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         help="longest time between rows that is not a gap (default: 10 times the median)",
     )
     importing.add_argument(
+        "--as-is",
+        action="store_true",
+        help="import rates, times and losses whose magnitude is that of a wrong unit",
+    )
+    importing.add_argument(
         "--up-rate", metavar="RATE", help="rate of the uplink, if no file has it: 5mbit"
     )
     importing.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")

@@ -64,6 +64,7 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
                 column = _numbers(path, name, batch.column(number), start)
                 x[start : start + len(column), number] = column
             start += batch.num_rows
+        table.check()
     except TextError as exc:
         raise DatasetError(str(path), exc.problem, exc.what_to_do) from exc
     except FileNotFoundError as exc:
@@ -82,6 +83,8 @@ class _Table:
     names: list[str]
     batches: Callable[[list[str]], Iterator[Any]]
     """Return the batches of rows (`pyarrow.RecordBatch`) of the columns of these names."""
+    check: Callable[[], None] = lambda: None
+    """Check what only all columns together show; raises `TextError`."""
 
 
 def _open_csv(path: Path) -> _Table:
@@ -89,7 +92,7 @@ def _open_csv(path: Path) -> _Table:
     import pyarrow as pa
     from pyarrow import csv
 
-    limit = EXPANSION * free_bytes()
+    limit, marks = EXPANSION * free_bytes(), DecimalMarks()
 
     def text() -> Any:
         return pa.PythonFile(open_text(path.open("rb"), str(path), limit), mode="r")
@@ -109,7 +112,6 @@ def _open_csv(path: Path) -> _Table:
         convert = csv.ConvertOptions(
             include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
         )
-        marks = DecimalMarks()
         with (
             text() as file,
             csv.open_csv(
@@ -119,9 +121,8 @@ def _open_csv(path: Path) -> _Table:
             for batch in reader:
                 found = [_with_points(column, marks) for column in batch.columns]
                 yield pa.RecordBatch.from_arrays(found, names=columns)
-        marks.check()
 
-    return _Table(names, batches)
+    return _Table(names, batches, marks.check)
 
 
 def _with_points(column: Any, marks: DecimalMarks) -> Any:
