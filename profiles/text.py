@@ -29,7 +29,8 @@ CHUNK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
 """Bytes of a table that show how its fields are separated."""
 
-DELIMITERS = ",;\t|"
+DELIMITERS = ";\t|,"
+"""Separators of fields; a comma that is beside another one is a decimal comma."""
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -313,8 +314,9 @@ class Dialect:
 def dialect_of(head: str, *, comments: bool) -> Dialect | None:
     r"""Return the dialect of a table by its first rows; None if there is no header.
 
-    The delimiter is the one by which the first rows have most fields, and all the same number.
-    A first line `sep=;`, as Excel writes it, states it.
+    The delimiter is one by which the first rows have the same number of fields, two or more; a
+    comma only if no other is, because numbers and names have commas, too. A first line
+    `sep=;`, as Excel writes it, states it.
 
     Args:
         head: First rows, LF between them; the last may be cut.
@@ -335,15 +337,16 @@ def dialect_of(head: str, *, comments: bool) -> Dialect | None:
     return None
 
 
-def _fit(lines: list[str], delimiter: str) -> tuple[int, int]:
-    """Return the number of fields if all lines have the same, and that of the first line."""
+def _fit(lines: list[str], delimiter: str) -> tuple[bool, bool, int]:
+    """Return whether all lines have the same number of fields, which delimiter, and the number."""
     try:
         found = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
     except csv.Error:
-        return 0, 0
+        return False, False, 0
     widths = {len(fields) for fields in found if fields}
     first = len(found[0]) if found else 0
-    return (first if len(widths) == 1 and first > 1 else 0), first
+    is_fit = len(widths) == 1 and first > 1
+    return is_fit, is_fit and delimiter != ",", first
 
 
 COMMA_NUMBER = r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?"

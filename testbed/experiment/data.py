@@ -113,13 +113,13 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """digits, synthetic, breast-cancer, diabetes, fashion-mnist, mnist, cifar10, or the name of an
     installed or registered data set; not set: digits, unless `source` is set."""
     source: str | None = None
-    """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv` or `.parquet`
-    file, or a folder with a folder of pictures for each class."""
+    """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv`, `.tsv` or
+    `.parquet` file, or a folder with a folder of pictures for each class."""
     label: str | None = None
-    """Column of the labels, or of the targets of regression; only for `.csv` and `.parquet`, which
-    need it."""
+    """Column of the labels, or of the targets of regression; only for tables (`.csv`, `.tsv`,
+    `.parquet`), which need it."""
     device: str | None = None
-    """Column of the users; only for `.csv` and `.parquet`; not set: the data have no users."""
+    """Column of the users; only for tables; not set: the data have no users."""
     folder: str | None = None
     """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `source` the current folder."""
     partition: Partition | None = None

@@ -102,9 +102,9 @@ def columns(path: Path) -> list[list[float]]:
     return [trace.t_s.tolist(), *(values.tolist() for values in trace.columns.values())]
 
 
-def log(path: Path) -> list[float]:
+def log(path: Path) -> list[list[float]]:
     named = parse_log_columns("device=dev,total=took_s")
-    return read_exchange_log(read_file(path), str(path), named).durations_s["total"].tolist()
+    return [read_exchange_log(read_file(path), str(path), named).durations_s["total"].tolist()]
 
 
 def examples(path: Path) -> list[list[float]]:

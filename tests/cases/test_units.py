@@ -221,3 +221,10 @@ def test_names_may_have_colons_and_commas() -> None:
 def test_a_name_of_two_columns_is_refused() -> None:
     with pytest.raises(TraceError, match="columns must have different names, got 'Mbps' twice"):
         read_columns(b"t_s,Mbps,Mbps\n0,1,2\n", "a.csv", parse_columns("t=t_s,down=Mbps"))
+
+
+@pytest.mark.parametrize("row", ["0;1,5", "0;1"])
+def test_a_comma_in_the_header_is_no_separator_beside_semicolons(row: str) -> None:
+    content = f"Time [s];Rate, DL [Mbit/s]\n{row}\n1;2,5\n".encode()
+    columns = parse_columns("t=Time [s],rate=Rate, DL [Mbit/s]")
+    assert read_columns(content, "a.csv", columns).trace.columns["bps"][1] == 2.5e6
