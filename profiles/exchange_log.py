@@ -48,6 +48,9 @@ PHASES = (
 MAX_S = 1e7
 """Longest duration of a phase or an exchange, seconds: four months."""
 
+USUAL_S = (1e-3, 86400.0)
+"""Limits of the median of totals, or of sums of phases, seconds; others are of a wrong unit."""
+
 ROUNDING_S = 1e-3
 """Phases may be longer than the total by this, seconds, because logs are rounded."""
 
@@ -255,6 +258,21 @@ def _check_durations(durations_s: Mapping[str, Floats], where: str) -> None:
                 f"{where}: exchange {place + 1}: {rule}, got a total of {total_s[place]:g} s and "
                 f"phases of {phases_s[place]:g} s; correct the row or the unit"
             )
+
+
+def check_usual(log: ExchangeLog, where: str) -> None:
+    """Check that durations are not those of another unit.
+
+    Raises:
+        TraceError: They are likely to be.
+    """
+    values = log.durations_s.get(TOTAL)
+    usual_s = float(np.median(sum(log.durations_s.values()) if values is None else values))
+    if not USUAL_S[0] <= usual_s <= USUAL_S[1]:
+        raise TraceError(
+            f"{where}: the median exchange must take from 1 ms to a day, got {usual_s:.6g} s; "
+            "correct the unit of the column, or add --as-is if it is right"
+        )
 
 
 def format_exchange_log(log: ExchangeLog, notes: Mapping[str, str]) -> str:

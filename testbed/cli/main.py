@@ -536,6 +536,11 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         "phases download, decode, load, evaluate, train, personal, encode, upload), or "
         "wide=A|B|C:s for one row per round with the total of each device",
     )
+    log.add_argument(
+        "--as-is",
+        action="store_true",
+        help="import durations whose magnitude is that of a wrong unit",
+    )
     log.add_argument("--title", help="one line about the log")
     log.add_argument("--source", help="origin of the log")
     log.add_argument("--licence", help="licence of the log")

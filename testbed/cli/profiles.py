@@ -29,6 +29,7 @@ from fairbed.profiles import (
 from fairbed.profiles.exchange_log import (
     TOTAL,
     ExchangeLog,
+    check_usual,
     format_exchange_log,
     parse_log_columns,
     read_exchange_log,
@@ -207,6 +208,8 @@ def import_log(options: argparse.Namespace) -> int:
     except ValueError as exc:
         raise UsageError(f"--columns: {exc}") from exc
     log = read_exchange_log(read_file(options.log), str(options.log), columns)
+    if not options.as_is:
+        check_usual(log, str(options.log))
     notes = {
         "title": options.title or f"Exchanges imported from {options.log.name}",
         "source": f"{options.source or f'imported from {options.log.name}'}: {log}",

@@ -33,7 +33,7 @@ _PACKED = ("", ".gz", ".xz", ".bz2", ".zst", ".zip")
 TABLES: Final = (".parquet", *(f"{kind}{end}" for end in _PACKED for kind in (".csv", ".tsv")))
 """Suffixes of tables; a table has a column of labels."""
 
-FILES: Final = (".npz", ".csv", ".tsv", ".parquet")
+FILES: Final = (".npz", *TABLES)
 """Suffixes of files that a source may be."""
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -103,7 +103,7 @@ class SyntheticConfig(Section, frozen=True, kw_only=True):
 
 def is_source(text: str) -> bool:
     """Return whether a text is a file of data or `package.module:function`."""
-    return text.endswith(FILES) or _FUNCTION.fullmatch(text) is not None
+    return text.lower().endswith(FILES) or _FUNCTION.fullmatch(text) is not None
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
@@ -156,8 +156,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
             is_other = suffix in (".npy", ".txt", ".zip", ".gz", ".pt", ".pkl")
             if not self.source or (is_other and not self.is_table):
                 raise ValueError(
-                    f"source must be package.module:function, end in {', '.join(FILES)}, or be a "
-                    f"folder, got {self.source!r}; convert the file, or write a function that "
+                    f"source must be package.module:function, end in .npz, .csv, .tsv, "
+                    f".parquet, or be a folder, got {self.source!r}; convert the file, or write a function that "
                     "reads it"
                 )
         elif self.name not in NAMES and self.name not in installed(GROUP):
@@ -205,14 +205,14 @@ class DataConfig(Section, frozen=True, kw_only=True):
     @property
     def is_table(self) -> bool:
         """Whether the data are the rows of a table."""
-        return self.source is not None and self.source.endswith(TABLES)
+        return self.source is not None and self.source.lower().endswith(TABLES)
 
     @property
     def is_function(self) -> bool:
         """Whether a function of the user returns the data."""
         if self.source is None:
             return self.is_own
-        return not self.source.endswith(FILES) and bool(_FUNCTION.fullmatch(self.source))
+        return not self.source.lower().endswith(FILES) and bool(_FUNCTION.fullmatch(self.source))
 
 
 def data_config(

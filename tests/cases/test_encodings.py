@@ -21,7 +21,7 @@ from fairbed.profiles.exchange_log import parse_log_columns, read_exchange_log
 from fairbed.profiles.text import TextError, open_text
 from fairbed.profiles.traces.columns import parse_columns, read_columns
 from fairbed.profiles.traces.files import read_file, read_trace
-from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.data import DataConfig, is_source
 from fairbed.testbed.experiment.datasets import DatasetError, load
 
 CASES = Path(__file__).parent
@@ -198,3 +198,12 @@ def test_spaces_after_commas_are_no_part_of_names() -> None:
     data = load(DataConfig(source=str(CASES / "labels" / "spc.csv"), label="lab"), 0, {})
     assert (data.classes, data.x_shape) == (3, (2,))
     assert np.isfinite(data.x).all()
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "A.CSV", "a.csv.zip", "a.tsv"])
+def test_a_packed_table_is_a_source(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    text = TABLE.replace(",", "\t")
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    assert load(DataConfig(source=str(path), label="kind"), 0, {}).classes == 3
+    assert is_source(str(path))

@@ -228,3 +228,13 @@ def test_a_comma_in_the_header_is_no_separator_beside_semicolons(row: str) -> No
     content = f"Time [s];Rate, DL [Mbit/s]\n{row}\n1;2,5\n".encode()
     columns = parse_columns("t=Time [s],rate=Rate, DL [Mbit/s]")
     assert read_columns(content, "a.csv", columns).trace.columns["bps"][1] == 2.5e6
+
+
+@pytest.mark.parametrize(("unit", "is_right"), [("s", False), ("ms", True), ("ns", False)])
+def test_durations_of_a_wrong_unit_are_refused(unit: str, is_right: bool, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("pi,took\na,200000\nb,300000\n")
+    command = ["profiles", "import-log", str(log), "--to", str(tmp_path / unit)]
+    command += ["--columns", f"device=pi,total=took:{unit}"]
+    assert main(command) == (0 if is_right else 2)
+    assert main([*command, "--as-is", "--force"]) == 0

@@ -51,7 +51,7 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
             f"run: {install_command('fairbed[analysis]')}",
         ) from exc
     try:
-        table = _open_parquet(path) if path.suffix == ".parquet" else _open_csv(path)
+        table = _open_parquet(path) if path.suffix.lower() == ".parquet" else _open_csv(path)
         features = _features(path, table.names, label, device)
         keys = _keys(path, table, [label] if device is None else [label, device], len(features))
         arrays = {"y": _labels(path, label, keys.column(0))}
