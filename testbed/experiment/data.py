@@ -156,8 +156,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
             is_other = suffix in (".npy", ".txt", ".zip", ".gz", ".pt", ".pkl")
             if not self.source or (is_other and not self.is_table):
                 raise ValueError(
-                    f"source must be package.module:function, end in .npz, .csv, .tsv, "
-                    f".parquet, or be a folder, got {self.source!r}; convert the file, or write a function that "
+                    "source must be package.module:function, end in .npz, .csv, .tsv, .parquet, or "
+                    f"be a folder, got {self.source!r}; convert the file, or write a function that "
                     "reads it"
                 )
         elif self.name not in NAMES and self.name not in installed(GROUP):
