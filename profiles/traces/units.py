@@ -135,6 +135,13 @@ def _bits(match: re.Match[str], text: str) -> float:
 _BRACKETS = re.compile(r"\(([^()]*)\)|\[([^\[\]]*)\]|\{([^{}]*)\}|<([^<>]*)>")
 _TOKENS = re.compile(r"[^\s_\-.,:;/|=]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_MULTIPLE = re.compile(
+    r"(?:^|[^a-z])(?:\d+[\d.,]*|\d*\^\d+|[x×*]|hundreds?|thousands?|millions?|billions?|mio|mrd|tsd)"
+    r"(?: of)?[.]?$",
+    re.IGNORECASE,
+)
+"""Text before a unit that makes it another: `100 bit/s`, `million bit/s`."""
+
 _SHORT = ("s", "sec", "b", "bps", "bit", "byte", "hz")
 """Units whose prefix may stand before them: `ratekBps`."""
 
@@ -169,8 +176,8 @@ def _suffix(name: str, *, is_whole: bool) -> Unit | None:
         if unit is None:
             continue
         before = name[:end]
-        if re.search(r"(?:^|[^A-Za-z])(?:\d+[\d.,]*|\d*\^\d+|[x×*])$", before):
-            return None  # 100 bit/s
+        if _MULTIPLE.search(before):
+            return None
         if name[:start].rstrip(" ").endswith("/") and unit.dimension == "time":
             of = _TOKENS.findall(before)
             return unit if of and of[-1].lower() in _QUANTITIES else None  # frames/s is no time

@@ -78,7 +78,8 @@ SHARES = {
 }
 UNKNOWN = {
     "down": "DL|Throughput|MBPS|dl_MBPS|mb/s|kb_s|BPS|ratekBps|rate 100 bit/s|rate (1000 bit/s)"
-    "|packets/s|bytes_per_10_s|rx_bytes|dl_kbit|rate_ms|speed (m/s)|rate_mbps (kbps)|b|Mbqs",
+    "|packets/s|bytes_per_10_s|rx_bytes|dl_kbit|rate_ms|speed (m/s)|rate_mbps (kbps)|b|Mbqs"
+    "|million bit/s|rate in thousand bit/s|10^3 bit/s|x1000 bit/s|kbit/s/user|bit/sample|dl (MB)",
     "delay": "delay|latency|rtt_ms|Ping (ms)|round trip [ms]|delay_min|delaymS|delay (%)",
     "loss": "loss|Packet loss rate|loss_ms|loss (0-100)|plr",
     "clock": "freq_mhz|cpu_ghz|clock|CPU clock",
