@@ -15,8 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.profiles.errors import TraceError
-from fairbed.profiles.traces.columns import ABSENT, Column, factor_of, number_in, table_of
-from fairbed.profiles.traces.table import check_text
+from fairbed.profiles.text import DecimalMarks
+from fairbed.profiles.traces.columns import (
+    ABSENT,
+    DURATION,
+    Column,
+    check_marks,
+    factor_of,
+    number_in,
+    place_of,
+    table_of,
+)
 from fairbed.profiles.traces.trace import Floats
 
 DEVICE, ROUND, START, END, TOTAL = "device", "round", "start", "end", "total"
@@ -38,6 +47,9 @@ PHASES = (
 
 MAX_S = 1e7
 """Longest duration of a phase or an exchange, seconds: four months."""
+
+USUAL_S = (1e-3, 86400.0)
+"""Limits of the median of totals, or of sums of phases, seconds; others are of a wrong unit."""
 
 ROUNDING_S = 1e-3
 """Phases may be longer than the total by this, seconds, because logs are rounded."""
@@ -125,7 +137,6 @@ def read_exchange_log(
     Raises:
         TraceError: A column is missing, or a row violates a rule; the message names it.
     """
-    check_text(content, where)
     if columns is not None and WIDE in columns:
         content, columns = _melted(content, where, columns[WIDE]), OWN_TOTALS
     header, n_before, rows = table_of(content, where)
@@ -137,16 +148,12 @@ def read_exchange_log(
             raise TraceError(
                 f"{where}: row {n_before}: {exc}; name the columns: --columns"
             ) from exc
-    for column in columns.values():
-        if column.name not in header:
-            raise TraceError(
-                f"{where}: row {n_before}: must have the column {column.name!r}, "
-                f"got {', '.join(header)[:300]}; name one of them in --columns"
-            )
-    places = {key: header.index(column.name) for key, column in columns.items()}
-    kinds = {key: "t" if key in (START, END) else "duration" for key in places}
+    head = f"{where}: row {n_before}"
+    places = {key: place_of(header, column, head) for key, column in columns.items()}
+    kinds = {key: "t" if key in (START, END) else DURATION for key in places}
     timed = {key: kind for key, kind in kinds.items() if key not in (DEVICE, ROUND)}
-    factors = {key: factor_of(where, kind, columns[key]) for key, kind in timed.items()}
+    factors = {key: factor_of(where, kind, columns[key], key) for key, kind in timed.items()}
+    marks = DecimalMarks()
     names, rounds = dict[str, int](), dict[str, int]()
     kept: list[tuple[int, int]] = []
     values: list[list[float]] = []
@@ -173,10 +180,11 @@ def read_exchange_log(
         kept.append((device, a_round))
         values.append(
             [
-                number_in(texts[key], kind, columns[key], factors[key], at)
+                number_in(marks.with_point(texts[key]), kind, columns[key], factors[key], at)
                 for key, kind in timed.items()
             ]
         )
+    check_marks(marks, where)
     if not kept:
         raise TraceError(f"{where}: must have exchanges, got {left_out} rows without a value")
     table = dict(zip(timed, np.array(values).T, strict=True))
@@ -201,13 +209,12 @@ def _melted(content: bytes, where: str, wide: Column) -> bytes:
     header, n_before, rows = table_of(content, where)
     names = [name.strip() for name in wide.name.split("|")]
     for name in names:
-        if name not in header or names.count(name) > 1:
-            raise TraceError(
-                f"{where}: row {n_before}: must have the column {name!r} once, "
-                f"got {', '.join(header)[:300]}; name the columns of devices in --columns"
-            )
-    places = [header.index(name) for name in names]
-    factor = factor_of(where, "duration", Column("total", wide.unit))
+        if names.count(name) > 1:
+            raise TraceError(f"{where}: must name each device once, got {name!r} twice; remove one")
+    places = [place_of(header, Column(name), f"{where}: row {n_before}") for name in names]
+    columns = {name: Column(name, wide.unit) for name in names}
+    factors = {name: factor_of(where, DURATION, columns[name], WIDE) for name in names}
+    marks = DecimalMarks()
     lines = [f"{DEVICE}\t{ROUND}\t{TOTAL}_s"]
     for row, fields in enumerate(rows, n_before + 1):
         if not fields:
@@ -220,9 +227,11 @@ def _melted(content: bytes, where: str, wide: Column) -> bytes:
             text = fields[place].strip()
             if text.lower() not in ABSENT:
                 at = f"{where}: row {row}"
-                value = number_in(text, "duration", Column(name), factor, at)
+                text = marks.with_point(text)
+                value = number_in(text, DURATION, columns[name], factors[name], at)
                 text = f"{value!r}"
             lines.append(f"{name}\t{row}\t{text}")
+    check_marks(marks, where)
     return "\n".join(lines).encode()
 
 
@@ -249,6 +258,21 @@ def _check_durations(durations_s: Mapping[str, Floats], where: str) -> None:
                 f"{where}: exchange {place + 1}: {rule}, got a total of {total_s[place]:g} s and "
                 f"phases of {phases_s[place]:g} s; correct the row or the unit"
             )
+
+
+def check_usual(log: ExchangeLog, where: str) -> None:
+    """Check that durations are not those of another unit.
+
+    Raises:
+        TraceError: They are likely to be.
+    """
+    values = log.durations_s.get(TOTAL)
+    usual_s = float(np.median(sum(log.durations_s.values()) if values is None else values))
+    if not USUAL_S[0] <= usual_s <= USUAL_S[1]:
+        raise TraceError(
+            f"{where}: the median exchange must take from 1 ms to a day, got {usual_s:.6g} s; "
+            "correct the unit of the column, or add --as-is if it is right"
+        )
 
 
 def format_exchange_log(log: ExchangeLog, notes: Mapping[str, str]) -> str:

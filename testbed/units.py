@@ -7,14 +7,16 @@ from msgspec import ValidationError, convert
 
 from fairbed.profiles import LinkQueue
 from fairbed.profiles.schema import QueueBytes, QueueMs
+from fairbed.profiles.traces.units import AmbiguousUnit, unit_of
 
-RATES_BPS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 DURATIONS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATIOS = {"%": 0.01, "": 1.0}
 SIZES = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
 """Units of memory, powers of 1024 as in container engines; `512MB` equals `512MiB`."""
 
 _FORM = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", re.IGNORECASE)
+
+_RATE = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z].*)", re.IGNORECASE)
 
 
 def rate_bps(text: str) -> float:
@@ -23,7 +25,18 @@ def rate_bps(text: str) -> float:
     Raises:
         ValueError: The text is not a number with a unit of rates, or not positive.
     """
-    value = _read(text, RATES_BPS, "a rate such as 10mbit")
+    match = _RATE.fullmatch(text.strip())
+    try:
+        unit = None if match is None else unit_of(match[2])
+    except AmbiguousUnit as exc:
+        raise ValueError(f"must be a rate such as 10mbit or 2MB/s, got {text!r}: {exc}") from exc
+    if match is None or unit is None or unit.dimension not in ("rate", "amount"):
+        raise ValueError(
+            f"must be a rate such as 10mbit (units: bit, kbit, mbit, gbit, MB/s), got {text!r}"
+        )
+    value = float(match[1]) * unit.factor
+    if not math.isfinite(value):
+        raise ValueError(f"must be a rate such as 10mbit, got {text!r}")
     if value <= 0.0:
         raise ValueError(f"must be a rate above 0, got {text!r}")
     return value

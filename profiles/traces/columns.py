@@ -2,25 +2,28 @@ r"""Read a trace from a table with other columns than our format: a log of a pho
 
     t=Timestamp:%Y.%m.%d_%H.%M.%S,down=DL_bitrate:kbit,delay=ping_avg_ms:rtt-ms
 
-Each part is `NUMBER=COLUMN:UNIT`. Without a unit, that of the end of the column's name counts
-(`dl_kbps`, `rtt_ms`). Times may be numbers, or text in ISO 8601 or a format of `strptime`. A unit
-`/1500` divides: a clock in MHz becomes a ratio. Rows without one of the values are left out, and
-rows with the same time are averaged, because many logs have times in whole seconds.
+Each part is `NUMBER=COLUMN:UNIT`. Without a unit, that in the column's name counts (`dl_kbps`,
+`Time (ms)`); a number without a known unit is refused. Times may be numbers, or text in ISO 8601 or
+a format of `strptime`. A unit `/1500` divides: a clock in MHz becomes a ratio. Rows without one of
+the values are left out, and rows with the same time are averaged, because many logs have times in
+whole seconds.
 """
 
 import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import numpy as np
 
 from fairbed.profiles.errors import TraceError
-from fairbed.profiles.traces.table import BOM, check_text
+from fairbed.profiles.text import HEAD_BYTES, DecimalMarks, TextError, dialect_of
+from fairbed.profiles.traces.table import check_text
 from fairbed.profiles.traces.trace import MAX_BPS, ONE_WAY, RANGES, Floats, Trace
+from fairbed.profiles.traces.units import AmbiguousUnit, Unit, unit_in, unit_of
 
 TIME, DURATION = "t", "duration"
 
@@ -37,32 +40,36 @@ NUMBERS: Mapping[str, str] = {
 }
 """Numbers by their names in `--columns`, and the columns of a trace."""
 
-_RATES = {
-    **{
-        f"{prefix}bit": factor for prefix, factor in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))
-    },
-    **{
-        f"{prefix}bps": factor for prefix, factor in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))
-    },
-    **{f"{prefix}byte": 8.0 * f for prefix, f in (("", 1.0), ("k", 1e3), ("m", 1e6), ("g", 1e9))},
+_FITTING: Mapping[str, tuple[str, str]] = {
+    "time": ("time", "s, ms, us, ns, min, h"),
+    "rate": ("rate", "bit, kbit, mbit, gbit, kbyte, mbyte, or as Mbit/s"),
+    "delay": ("time", "s, ms, us, or rtt-ms for half of a round trip"),
+    "share": ("share", "ratio, % or /NUMBER"),
+    "clock": ("share", "ratio, % or /NUMBER with the value at full speed"),
+    "load": ("cores", "cores, or /NUMBER with the value of one busy core"),
 }
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-_DELAYS = {**_TIMES, "rtt-s": 0.5, "rtt-ms": 5e-4}
-_SHARES = {"ratio": 1.0, "%": 0.01, "percent": 0.01}
-_PLAIN = {"ratio": 1.0, "cores": 1.0}
+"""Dimension of kinds of numbers, and the units that fit them."""
+
+_ROUND_TRIP = re.compile(r"rtt|ping|round.?trip", re.IGNORECASE)
+
+LATEST_S = 4.2e9
+"""Latest time, seconds since 1970: the year 2103. Epochs in smaller units are larger."""
+
+_EPOCHS = {10: "s", 13: "ms", 16: "us", 19: "ns"}
+"""Units of the times since 1970 of this century, by their digits."""
 
 ABSENT = frozenset({"", "-", "na", "n/a", "nan", "null", "none"})
 """Values of a row without a measurement, in lower case."""
 
 
-def _units(number: str) -> Mapping[str, float]:
+def _kind(number: str) -> str:
     if number in (TIME, DURATION):
-        return _TIMES
+        return "time"
     if number in ("down", "up", "rate"):
-        return _RATES
+        return "rate"
     if number in ("delay", "jitter"):
-        return _DELAYS
-    return _SHARES if number in ("loss", "available") else _PLAIN
+        return "delay"
+    return number if number in ("clock", "load") else "share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Column:
 
     name: str
     unit: str | None = None
-    """None takes the unit at the end of the name."""
+    """None takes the unit in the name."""
 
 
 def parse_columns(text: str) -> dict[str, Column]:
@@ -82,7 +89,7 @@ def parse_columns(text: str) -> dict[str, Column]:
     """
     columns: dict[str, Column] = {}
     known = (TIME, *NUMBERS)
-    for part in text.split(","):
+    for part in re.split(r",(?=\s*\w+\s*=)", text):
         number, is_pair, rest = part.partition("=")
         name, _, unit = rest.partition(":")
         number, name = number.strip(), name.strip()
@@ -130,17 +137,14 @@ def read_columns(content: bytes, where: str, columns: Mapping[str, Column]) -> R
     Raises:
         TraceError: A column is missing, or a row violates a rule; the message names it.
     """
-    check_text(content, where)
     header, n_before, rows = table_of(content, where)
-    places = {}
-    for number, column in columns.items():
-        if column.name not in header:
-            raise TraceError(
-                f"{where}: row {n_before}: must have the column {column.name!r}, "
-                f"got {', '.join(header)[:300]}; name one of them in --columns"
-            )
-        places[number] = header.index(column.name)
+    columns = {number: _named(header, column) for number, column in columns.items()}
+    places = {
+        number: place_of(header, column, f"{where}: row {n_before}")
+        for number, column in columns.items()
+    }
     factors = {number: factor_of(where, number, columns[number]) for number in places}
+    marks = DecimalMarks()
     left_out, values = 0, list[list[float]]()
     kept_rows = list[int]()
     for row, fields in enumerate(rows, n_before + 1):
@@ -151,7 +155,7 @@ def read_columns(content: bytes, where: str, columns: Mapping[str, Column]) -> R
                 f"{where}: row {row}: must have {len(header)} values, got {len(fields)}; "
                 "correct the row"
             )
-        texts = {number: fields[place].strip() for number, place in places.items()}
+        texts = {number: marks.with_point(fields[at].strip()) for number, at in places.items()}
         if any(text.lower() in ABSENT for text in texts.values()):
             left_out += 1
             continue
@@ -162,6 +166,7 @@ def read_columns(content: bytes, where: str, columns: Mapping[str, Column]) -> R
             ]
         )
         kept_rows.append(row)
+    check_marks(marks, where)
     if not values:
         raise TraceError(
             f"{where}: must have rows with all chosen values, got {left_out} without; "
@@ -176,57 +181,146 @@ def table_of(content: bytes, where: str) -> tuple[list[str], int, Iterable[list[
     Raises:
         TraceError: There is no header.
     """
-    lines = content.removeprefix(BOM).decode("utf-8").splitlines(keepends=True)
-    for row, line in enumerate(lines, 1):
-        if line.strip() and not line.startswith("#"):
-            delimiter = max(",;\t", key=line.count)
-            names, *_ = list(_rows([line], delimiter, where)) or [[]]
-            return [name.strip() for name in names], row, _rows(lines[row:], delimiter, where)
-    raise TraceError(f"{where}: a trace must have a header, got comments only; record it again")
+    text = check_text(content, where).decode("utf-8")
+    dialect = dialect_of(text[:HEAD_BYTES], comments=True)
+    if dialect is None:
+        raise TraceError(f"{where}: a trace must have a header, got comments only; record it again")
+    rows = io.StringIO(text, newline="")
+    for _ in range(dialect.row):
+        rows.readline()
+    return list(dialect.header), dialect.row, _rows(rows, dialect.delimiter, where)
 
 
-def _rows(lines: list[str], delimiter: str, where: str) -> Iterator[list[str]]:
+def _rows(lines: Iterable[str], delimiter: str, where: str) -> Iterator[list[str]]:
     try:
-        yield from csv.reader(io.StringIO("".join(lines), newline=""), delimiter=delimiter)
+        yield from csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     except csv.Error as exc:
         raise TraceError(f"{where}: must be a table, got: {exc}; correct it") from exc
 
 
-def factor_of(where: str, number: str, column: Column) -> float | None:
-    """Return the factor of a column's values; None for times in text.
+def check_marks(marks: DecimalMarks, where: str) -> None:
+    """Check the commas of the numbers of a table.
+
+    Raises:
+        TraceError: They may separate thousands.
+    """
+    try:
+        marks.check()
+    except TextError as exc:
+        raise TraceError(f"{where}: {exc}") from exc
+
+
+def _named(header: Sequence[str], column: Column) -> Column:
+    """Return a column whose name may have a colon, which separates the unit in `--columns`."""
+    if column.name not in header:
+        for name in header:
+            if re.sub(r"\s*:\s*", ":", name) == f"{column.name}:{column.unit}":
+                return Column(name)
+    return column
+
+
+def place_of(header: Sequence[str], column: Column, where: str) -> int:
+    """Return the place of a column.
+
+    Raises:
+        TraceError: There is none of this name, or more than one.
+    """
+    if header.count(column.name) == 1:
+        return header.index(column.name)
+    names = ", ".join(map(repr, header))[:300]
+    if column.name in header:
+        raise TraceError(
+            f"{where}: columns must have different names, got {column.name!r} twice; rename one"
+        )
+    raise TraceError(
+        f"{where}: must have the column {column.name!r}, got {names}; name one of them in --columns"
+    )
+
+
+def factor_of(where: str, number: str, column: Column, key: str = "") -> float | None:
+    """Return the factor of a column's values; None for times in text, or perhaps in text.
 
     Args:
         where: Name of the file in errors.
         number: `t`, a key of `NUMBERS`, or `duration`.
-        column: The column, whose unit may be the end of its name.
+        column: The column, whose unit may be in its name.
+        key: Name before `=` in `--columns`, if it is not `number`.
 
     Raises:
-        TraceError: It has no unit, or one of other numbers.
+        TraceError: It has no unit, one of other numbers, or two.
     """
-    units = _units(number)
-    unit = column.unit
-    if unit is None:
-        last = re.split(r"[^a-zA-Z0-9%]", column.name)[-1].lower()
-        if last in units:
-            return units[last]
-        if number not in ("down", "up", "rate", "delay", "jitter", DURATION):
+    kind = _kind(number)
+    dimension, fitting = _FITTING[kind]
+    written = f"{key or number}={column.name}"
+
+    def error(got: str, advice: str = "") -> TraceError:
+        advice = advice or f"write it after a colon: --columns '{written}:UNIT'"
+        return TraceError(f"{where}: {written}: must have a unit of {fitting}, got {got}; {advice}")
+
+    try:
+        named = unit_in(column.name)
+        given = None if column.unit is None else unit_of(column.unit.removeprefix("rtt-"))
+    except AmbiguousUnit as exc:
+        if column.unit is None or str(exc).startswith(repr(column.unit)):
+            raise error(str(exc)) from exc
+        named, given = None, unit_of(column.unit.removeprefix("rtt-"))
+    if column.unit is None:
+        if column.name in NUMBERS.values():  # a column of our own format
             return 1.0
-    elif number == TIME and ("%" in unit or unit == "iso"):
+        return _factor_of_name(number, column.name, named, error)
+    if number == TIME and ("%" in column.unit or column.unit == "iso"):
         return None
-    elif unit.startswith("/"):
+    if column.unit.startswith("/"):
         try:
-            divisor = float(unit[1:])
+            divisor = float(column.unit[1:])
         except ValueError:
             divisor = math.nan
-        if divisor > 0.0:
+        if 0.0 < divisor < math.inf:
             return 1.0 / divisor
-    elif unit.lower() in units:
-        return units[unit.lower()]
-    got = "no unit" if unit is None else f"the unit {unit!r}"
-    raise TraceError(
-        f"{where}: {number}={column.name}: must have a unit of {', '.join(units)}, or /NUMBER, "
-        f"got {got}; write --columns {number}={column.name}:{next(iter(units))}"
-    )
+        raise error(f"the unit {column.unit!r}")
+    is_per_s = kind == "rate" and given is not None and given.dimension == "amount"
+    is_rtt = column.unit.startswith("rtt-")
+    is_share = kind == "load" and column.unit == "ratio"
+    if given is None or not (given.dimension == dimension or is_per_s or is_share):
+        raise error(f"the unit {column.unit!r}")
+    if is_rtt and kind != "delay":
+        raise error(f"the unit {column.unit!r}")
+    comparable = {given.dimension, *(("rate", "amount") if is_per_s else ())}
+    if named is not None and named.dimension in comparable and named.factor != given.factor:
+        raise error(
+            f"{named.text!r} in the name and {column.unit!r} after the colon",
+            "remove the colon and the unit after it, or rename the column",
+        )
+    return given.factor * (0.5 if is_rtt else 1.0)
+
+
+def _factor_of_name(
+    number: str, name: str, named: Unit | None, error: Callable[..., TraceError]
+) -> float | None:
+    """Return the factor of the unit in the name of a column."""
+    kind = _kind(number)
+    if named is None:
+        if number == "available":
+            return 1.0  # states have no unit; per cent is out of range
+        if number == TIME:
+            return None
+        raise error("no unit")
+    if kind == "delay" and named.dimension == "time" and _ROUND_TRIP.search(name):
+        unit = named.text
+        raise error(
+            "the name of a round trip",
+            f"write '{number}={name}:rtt-{unit}' for half of it, or ':{unit}' for all",
+        )
+    if named.text.lower() == "min" and number != TIME and not name.endswith((")", "]")):
+        raise error("'min', which may be minutes or a minimum")
+    if named.dimension != _FITTING[kind][0]:
+        what = {
+            "amount": ", an amount and not a rate",
+            "frequency": ", a frequency",
+            "share": ", a share",
+        }.get(named.dimension, "")
+        raise error(f"the unit {named.text!r}{what}")
+    return named.factor
 
 
 def number_in(text: str, number: str, column: Column, factor: float | None, where: str) -> float:
@@ -243,6 +337,15 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
         TraceError: It is not a number in the range of a trace.
     """
     if number == TIME and (factor is None or ("-" in text[1:] and ":" in text)):
+        if column.unit is None and _is_number(text):
+            digits = len(text.partition(".")[0].lstrip("-"))
+            unit = _EPOCHS.get(digits)
+            seems = f"a time since 1970 in {unit} by its digits" if unit else "no unit"
+            raise TraceError(
+                f"{where}: {column.name} must be a time in text, or have a unit of "
+                f"{_FITTING['time'][1]}, got {text[:40]}, {seems}; write it after a colon: "
+                f"{column.name}:{unit or 'UNIT'}"
+            )
         return _moment_s(text, column.unit, where)
     try:
         value = float(text) * (factor or 1.0)
@@ -250,6 +353,11 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
         raise TraceError(
             f"{where}: {column.name} must be a number, got {text[:40]!r}; correct or delete the row"
         ) from None
+    if number == TIME and LATEST_S < value < math.inf:
+        raise TraceError(
+            f"{where}: {column.name} must be before the year 2103, got {text[:40]}, {value:.15g} s "
+            "since 1970; correct its unit"
+        )
     lowest, highest = RANGES.get(NUMBERS.get(number, ""), (0.0, MAX_BPS))
     if number in (TIME, DURATION):
         lowest, highest = -math.inf, math.inf
@@ -259,6 +367,14 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
             f"trace, got {value:.15g}; check the unit, or delete the row"
         )
     return value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _moment_s(text: str, form: str | None, where: str) -> float:

@@ -8,42 +8,46 @@ Files are read up to a maximum size, also when unpacked.
 
 import lzma
 import tarfile
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.quantities import DATA
 from fairbed.profiles.reads import note
 from fairbed.profiles.series import Series
+from fairbed.profiles.text import TextError, open_unpacked
 from fairbed.profiles.traces.mahimahi import is_mahimahi, parse_mahimahi
-from fairbed.profiles.traces.table import parse_table
+from fairbed.profiles.traces.table import MAX_BYTES, check_text, parse_table
 from fairbed.profiles.traces.trace import ONE_WAY, Trace
-
-MAX_BYTES = 100_000_000
-"""Maximum size of a trace; a day at 1 Hz takes 3 MB."""
 
 _ADVICE = "shorten it, or use longer bins: fairbed profiles import --step"
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file, unpacked if its name ends in `.xz`.
+    """Return the text of a file, unpacked, in UTF-8 with LF.
 
     Raises:
-        TraceError: It cannot be read, or has more than `MAX_BYTES`.
+        TraceError: It cannot be read, is not text, or has more than `MAX_BYTES`.
     """
+    where = str(path)
     try:
-        if path.suffix == ".xz":
-            with lzma.open(path) as file:
-                return _bounded(file, str(path))
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise _too_large(str(path), size)
-        with path.open("rb") as file:
-            return _bounded(file, str(path))
-    except (OSError, lzma.LZMAError, EOFError) as exc:
-        raise _unreadable(str(path), exc) from exc
+            raise _too_large(where, size)
+        with path.open("rb") as file, open_unpacked(file, where, MAX_BYTES) as unpacked:
+            content = unpacked.read(MAX_BYTES + 1)
+    except TextError as exc:
+        raise TraceError(f"{where}: {exc}") from exc
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as exc:
+        raise _unreadable(where, exc) from exc
+    if len(content) > MAX_BYTES:
+        raise _too_large(where, len(content))
+    note(where, content)
+    return check_text(content, where)
 
 
 def read_member(archive: Path, member: str) -> bytes | None:
@@ -68,14 +72,6 @@ def read_member(archive: Path, member: str) -> bytes | None:
     return None
 
 
-def _bounded(file: BinaryIO | lzma.LZMAFile, where: str) -> bytes:
-    content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise _too_large(where, len(content))
-    note(where, content)
-    return content
-
-
 def _too_large(where: str, size: int) -> TraceError:
     return TraceError(
         f"{where}: a trace must be at most {MAX_BYTES // 10**6} MB, "
@@ -92,7 +88,7 @@ def read_trace(path: Path, step_s: float = 1.0) -> Trace:
     """Return the trace in a file.
 
     Args:
-        path: A file in our format or mahimahi's, packed or not.
+        path: A file in our format or mahimahi's, in any encoding and container of `text`.
         step_s: Length of a bin for a mahimahi trace, seconds; our format is not binned.
 
     Raises:
@@ -107,6 +103,7 @@ def parse_trace(content: bytes, where: str, step_s: float = 1.0) -> Trace:
     Raises:
         TraceError: It violates a rule.
     """
+    content = check_text(content, where)
     if is_mahimahi(content):
         return parse_mahimahi(content, where, step_s)
     return parse_table(content, where)
@@ -114,7 +111,7 @@ def parse_trace(content: bytes, where: str, step_s: float = 1.0) -> Trace:
 
 VARIABLE = "FAIRBED_DATA"
 
-ENDINGS = ("", ".csv", ".xz", ".csv.xz")
+ENDINGS = tuple(f"{kind}{end}" for end in ("", ".xz", ".gz", ".zst") for kind in ("", ".csv"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,7 @@ def parse_mahimahi(content: bytes, where: str, step_s: float = 1.0) -> Trace:
     Raises:
         TraceError: The file violates a rule; the message names the row, counted from 1.
     """
-    check_text(content, where)
-    rows = content.rstrip()
+    rows = check_text(content, where).rstrip()
     stamps = load_numbers(rows, None)
     if stamps.shape != (rows.count(b"\n") + 1, 1):
         raise _first_fault(rows, where)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fairbed.profiles.errors import TraceError
+from fairbed.profiles.text import HEAD_BYTES, DecimalMarks, TextError, dialect_of, plain_text
 from fairbed.profiles.traces.trace import COLUMNS, MAX_BPS, ONE_WAY, RANGES, Floats, Trace
 
 TIME = "t_s"
@@ -31,9 +32,6 @@ KNOWN = (*COLUMNS, ONE_WAY, *MEGA)
 
 SINGLE_ROW_S = 1.0
 """Duration of the only row of a trace without `period_s`, seconds."""
-
-BOM = b"\xef\xbb\xbf"
-"""Byte order mark that some programs write before UTF-8."""
 
 ROWS_AT_ONCE = 10_000
 """Rows formatted at once, to limit memory."""
@@ -51,7 +49,7 @@ def parse_table(content: bytes, where: str) -> Trace:
     Raises:
         TraceError: The file violates a rule; the message names the row, counted from 1.
     """
-    check_text(content, where)
+    content = _comma_separated(check_text(content, where), where)
     header, n_before, offset, notes = _header(content, where)
     names = _columns(header, where, n_before)
     rows = content[offset:].rstrip()
@@ -79,31 +77,49 @@ def format_table(trace: Trace, notes: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_text(content: bytes, where: str) -> None:
-    """Check that a trace is text, and not empty.
+MAX_BYTES = 100_000_000
+"""Maximum size of a trace, also when unpacked; a day at 1 Hz takes 3 MB."""
+
+
+def check_text(content: bytes, where: str) -> bytes:
+    """Return the text of a trace in UTF-8 with LF, after checking that it is text and not empty.
 
     Raises:
         TraceError: It is not.
     """
-    if not content.strip():
+    try:
+        text = plain_text(content, where, MAX_BYTES)
+    except TextError as exc:
+        raise TraceError(f"{where}: {exc}") from exc
+    if not text.strip():
         raise TraceError(f"{where}: a trace must have rows, got an empty file; record it again")
-    if not content.isascii():
+    return text
+
+
+def _comma_separated(content: bytes, where: str) -> bytes:
+    """Return a table in our format with commas between numbers with decimal points."""
+    dialect = dialect_of(content[:HEAD_BYTES].decode("utf-8", "ignore"), comments=True)
+    if dialect is None or dialect.delimiter == ",":
+        return content
+    lines = content.split(b"\n")
+    head, rows = lines[: dialect.row - 1], lines[dialect.row :]
+    body, marks = b"\n".join(rows), DecimalMarks()
+    delimiter = dialect.delimiter.encode()
+    if b"," in body:
+        for line in rows:
+            for field in line.split(delimiter):
+                marks.with_point(field.strip().decode("utf-8"))
         try:
-            content.decode("utf-8")
-        except UnicodeDecodeError as exc:
-            row = content.count(b"\n", 0, exc.start) + 1
-            raise TraceError(
-                f"{where}: row {row}: must be UTF-8 text, got byte 0x{content[exc.start]:02x}; "
-                "save it as plain text"
-            ) from exc
-    if (place := content.find(b"\0")) >= 0:
-        row = content.count(b"\n", 0, place) + 1
-        raise TraceError(f"{where}: row {row}: must be text, got a zero byte; save it as UTF-8")
+            marks.check()
+        except TextError as exc:
+            raise TraceError(f"{where}: {exc}") from exc
+    body = body.replace(b",", b".").replace(delimiter, b",")
+    return b"\n".join([*head, ",".join(dialect.header).encode(), body])
 
 
 def _header(content: bytes, where: str) -> tuple[str, int, int, dict[str, str]]:
     """Return the header, its row, the offset of the row after it, and the comments by key."""
-    notes, start, row = {}, len(BOM) if content.startswith(BOM) else 0, 0
+    notes, start, row = {}, 0, 0
     while start < len(content):
         row += 1
         end = content.find(b"\n", start)
@@ -121,7 +137,7 @@ def _columns(header: str, where: str, row: int) -> list[str]:
     names = [name.strip() for name in header.split(",")]
     advice = (
         f"begin the file with {TIME} and any of {', '.join(KNOWN)}, "
-        "or import it with --columns t=NAME,down=NAME:kbit"
+        "or import it with --columns t=NAME:s,down=NAME:kbit"
     )
     if names[0] != TIME:
         raise TraceError(

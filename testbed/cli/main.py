@@ -501,6 +501,11 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         help="longest time between rows that is not a gap (default: 10 times the median)",
     )
     importing.add_argument(
+        "--as-is",
+        action="store_true",
+        help="import rates, times and losses whose magnitude is that of a wrong unit",
+    )
+    importing.add_argument(
         "--up-rate", metavar="RATE", help="rate of the uplink, if no file has it: 5mbit"
     )
     importing.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")
@@ -532,6 +537,11 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         help="columns and units: device=client,round=rnd,total=took_ms (also start, end, and the "
         "phases download, decode, load, evaluate, train, personal, encode, upload), or "
         "wide=A|B|C:s for one row per round with the total of each device",
+    )
+    log.add_argument(
+        "--as-is",
+        action="store_true",
+        help="import durations whose magnitude is that of a wrong unit",
     )
     log.add_argument("--title", help="one line about the log")
     log.add_argument("--source", help="origin of the log")

@@ -29,6 +29,7 @@ from fairbed.profiles import (
 from fairbed.profiles.exchange_log import (
     TOTAL,
     ExchangeLog,
+    check_usual,
     format_exchange_log,
     parse_log_columns,
     read_exchange_log,
@@ -41,6 +42,7 @@ from fairbed.profiles.traces.columns import Column, parse_columns, read_columns
 from fairbed.profiles.traces.files import parse_trace, read_file
 from fairbed.profiles.traces.gaps import GapRule, bridge_gaps
 from fairbed.profiles.traces.mahimahi import is_mahimahi
+from fairbed.profiles.traces.units import check_magnitudes
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.emulation.queues import depth_bytes, depth_s
 from fairbed.testbed.errors import UsageError
@@ -62,7 +64,7 @@ def import_trace(options: argparse.Namespace) -> int:
     gap_s = None if options.gap is None else _number("--gap", options.gap)
     notes: list[str] = []
     down, *up = (
-        _read(path, step_s, columns, options.gaps, gap_s, notes)
+        _read(path, step_s, columns, options.gaps, gap_s, notes, as_is=options.as_is)
         for path in (options.down, options.up)
         if path is not None
     )
@@ -116,6 +118,8 @@ def _read(
     rule: GapRule,
     gap_s: float | None,
     notes: list[str],
+    *,
+    as_is: bool,
 ) -> Trace:
     """Return the trace of a file, and append what was changed in it to `notes`."""
     content, where = read_file(path), str(path)
@@ -125,13 +129,18 @@ def _read(
                 f"{path}: a mahimahi trace has no columns and no gaps, got --columns or --gap; "
                 "remove it"
             )
-        return parse_trace(content, where, step_s or MAHIMAHI_STEP_S)
+        trace = parse_trace(content, where, step_s or MAHIMAHI_STEP_S)
+        if not as_is:
+            check_magnitudes(trace, where)
+        return trace
     if columns is None:
         trace = parse_trace(content, where)
     else:
         found = read_columns(content, where, columns)
         trace = found.trace
         notes.append(f"{path.name}: {found}")
+    if not as_is:
+        check_magnitudes(trace, where)
     try:
         trace, gaps = bridge_gaps(trace, rule, gap_s)
         if gaps.count:
@@ -166,7 +175,19 @@ def _write(folder: Path, imported: Imported, *, force: bool) -> None:
 
 def _name_of(path: Path) -> str:
     stem = path.name.lower()
-    for ending in (".xz", ".csv", ".down", ".up", ".log", ".txt"):
+    for ending in (
+        ".xz",
+        ".gz",
+        ".bz2",
+        ".zst",
+        ".zip",
+        ".csv",
+        ".tsv",
+        ".down",
+        ".up",
+        ".log",
+        ".txt",
+    ):
         stem = stem.removesuffix(ending)
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:32].strip("-") or "link"
 
@@ -187,6 +208,8 @@ def import_log(options: argparse.Namespace) -> int:
     except ValueError as exc:
         raise UsageError(f"--columns: {exc}") from exc
     log = read_exchange_log(read_file(options.log), str(options.log), columns)
+    if not options.as_is:
+        check_usual(log, str(options.log))
     notes = {
         "title": options.title or f"Exchanges imported from {options.log.name}",
         "source": f"{options.source or f'imported from {options.log.name}'}: {log}",

@@ -28,7 +28,9 @@ TABULAR_NAMES: tuple[str, ...] = ("synthetic", "breast-cancer", "diabetes")
 GROUP: Final = "fairbed.datasets"
 """Group of entry points, and of `fairbed.register`, of functions that return data."""
 
-TABLES: Final = (".csv", ".parquet")
+_PACKED = ("", ".gz", ".xz", ".bz2", ".zst", ".zip")
+
+TABLES: Final = (".parquet", *(f"{kind}{end}" for end in _PACKED for kind in (".csv", ".tsv")))
 """Suffixes of tables; a table has a column of labels."""
 
 FILES: Final = (".npz", *TABLES)
@@ -101,7 +103,7 @@ class SyntheticConfig(Section, frozen=True, kw_only=True):
 
 def is_source(text: str) -> bool:
     """Return whether a text is a file of data or `package.module:function`."""
-    return text.endswith(FILES) or _FUNCTION.fullmatch(text) is not None
+    return text.lower().endswith(FILES) or _FUNCTION.fullmatch(text) is not None
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
@@ -111,13 +113,13 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """digits, synthetic, breast-cancer, diabetes, fashion-mnist, mnist, cifar10, or the name of an
     installed or registered data set; not set: digits, unless `source` is set."""
     source: str | None = None
-    """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv` or `.parquet`
-    file, or a folder with a folder of pictures for each class."""
+    """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv`, `.tsv` or
+    `.parquet` file, or a folder with a folder of pictures for each class."""
     label: str | None = None
-    """Column of the labels, or of the targets of regression; only for `.csv` and `.parquet`, which
-    need it."""
+    """Column of the labels, or of the targets of regression; only for tables (`.csv`, `.tsv`,
+    `.parquet`), which need it."""
     device: str | None = None
-    """Column of the users; only for `.csv` and `.parquet`; not set: the data have no users."""
+    """Column of the users; only for tables; not set: the data have no users."""
     folder: str | None = None
     """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `source` the current folder."""
     partition: Partition | None = None
@@ -151,10 +153,11 @@ class DataConfig(Section, frozen=True, kw_only=True):
             )
         if self.source is not None:
             suffix = PurePath(self.source).suffix
-            if not self.source or (suffix in (".npy", ".tsv", ".txt", ".zip", ".pt", ".pkl")):
+            is_other = suffix in (".npy", ".txt", ".zip", ".gz", ".pt", ".pkl")
+            if not self.source or (is_other and not self.is_table):
                 raise ValueError(
-                    f"source must be package.module:function, end in {', '.join(FILES)}, or be a "
-                    f"folder, got {self.source!r}; convert the file, or write a function that "
+                    "source must be package.module:function, end in .npz, .csv, .tsv, .parquet, or "
+                    f"be a folder, got {self.source!r}; convert the file, or write a function that "
                     "reads it"
                 )
         elif self.name not in NAMES and self.name not in installed(GROUP):
@@ -171,7 +174,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
             if getattr(self, key) is not None and not self.is_table:
                 return (
                     f"{key} must not be set for {name!r}, got {getattr(self, key)!r}; remove it, "
-                    f"only {' and '.join(TABLES)} have columns"
+                    "only .csv, .tsv and .parquet have columns"
                 )
         if self.folder is not None and not (is_own or self.dataset in FOLDER_NAMES):
             return (
@@ -202,14 +205,14 @@ class DataConfig(Section, frozen=True, kw_only=True):
     @property
     def is_table(self) -> bool:
         """Whether the data are the rows of a table."""
-        return self.source is not None and self.source.endswith(TABLES)
+        return self.source is not None and self.source.lower().endswith(TABLES)
 
     @property
     def is_function(self) -> bool:
         """Whether a function of the user returns the data."""
         if self.source is None:
             return self.is_own
-        return not self.source.endswith(FILES) and bool(_FUNCTION.fullmatch(self.source))
+        return not self.source.lower().endswith(FILES) and bool(_FUNCTION.fullmatch(self.source))
 
 
 def data_config(

@@ -47,8 +47,6 @@ def load_examples(
     return dataset
 
 
-_log = logging.getLogger(__name__)
-
 EarlierNames = Callable[[str], Sequence[str]]
 """Returns the names that a device had before, which no other device has now."""
 

@@ -1,231 +1,209 @@
-"""Output where a stream cannot encode every character, and files whose encoding is stated."""
+"""Cases of encodings and containers: every reader has the same numbers, or one true line."""
 
-import ast
-import codecs
+import bz2
+import gzip
 import io
-import json
-import os
+import lzma
+import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
+import tarfile
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from fairbed.testbed import cli
-from fairbed.wire import console
-from fairbed.wire.console import ERRORS, in_ascii, print_anything, shows, storable
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.exchange_log import parse_log_columns, read_exchange_log
+from fairbed.profiles.text import TextError, open_text
+from fairbed.profiles.traces.columns import parse_columns, read_columns
+from fairbed.profiles.traces.files import read_file, read_trace
+from fairbed.testbed.experiment.data import DataConfig, is_source
+from fairbed.testbed.experiment.datasets import DatasetError, load
 
-ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).parent
 
-SOURCES = (
-    "benchmarks",
-    "coordinator",
-    "device_agent",
-    "examples",
-    "experiments",
-    "fairbed",
-    "profiles",
-    "testbed",
-    "tools",
-    "wire",
+
+def zipped(content: bytes, *names: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as file:
+        file.write(content)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def tarred(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        item = tarfile.TarInfo("a.csv")
+        item.size = len(content)
+        tar.addfile(item, io.BytesIO(content))
+    return file.getvalue()
+
+
+ENCODED: dict[str, Callable[[str], bytes]] = {
+    "plain": str.encode,
+    "utf-8 bom": lambda text: text.encode("utf-8-sig"),
+    "utf-16 bom le": lambda text: b"\xff\xfe" + text.encode("utf-16-le"),
+    "utf-16 bom be": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+    "utf-32 bom": lambda text: text.encode("utf-32"),
+    "crlf": lambda text: text.replace("\n", "\r\n").encode(),
+    "cr": lambda text: text.replace("\n", "\r").encode(),
+    "no last line end": lambda text: text.rstrip("\n").encode(),
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "gzip in parts": lambda text: (
+        gzip.compress(text[:9].encode()) + gzip.compress(text[9:].encode())
+    ),
+    "xz": lambda text: lzma.compress(text.encode()),
+    "bzip2": lambda text: bz2.compress(text.encode()),
+    "zstd": lambda text: zstd(text.encode()),
+    "zip": lambda text: zipped(text.encode(), "a.csv"),
+    "zip of a mac": lambda text: zipped(text.encode(), "a.csv", "__MACOSX/._a.csv"),
+    "utf-16 crlf in gzip": lambda text: gzip.compress(text.replace("\n", "\r\n").encode("utf-16")),
+}
+SEPARATED: dict[str, Callable[[str], str]] = {
+    "semicolons": lambda text: text.replace(",", ";"),
+    "decimal commas": lambda text: text.replace(",", ";").replace(".", ","),
+    "decimal commas and tabs": lambda text: text.replace(",", "\t").replace(".", ","),
+    "tabs": lambda text: text.replace(",", "\t"),
+    "bars": lambda text: text.replace(",", "|"),
+    "spaces": lambda text: text.replace(",", ", "),
+    "spaces around": lambda text: text.replace(",", " , "),
+}
+VARIATIONS = ENCODED | {
+    name: (lambda text, change=change: change(text).encode()) for name, change in SEPARATED.items()
+}
+
+OURS = "t_s,down_mbps,delay_s\n0,1.5,0.01\n1,2.25,0.25\n2.5,12.5,0.125\n"
+LOG = "dev,took_s\na,1.5\nb,0.25\na,12.5\n"
+TABLE = "h,g,kind\n" + "".join(
+    f"{k}.5,{k * k}.25,{['ash', 'oak', 'elm'][k % 3]}\n" for k in range(9)
 )
 
-SHOWN = {
-    "±": "+-",
-    "→": "->",
-    "←": "<-",
-    "≤": "<=",
-    "≥": ">=",
-    "×": "x",
-    "…": "...",
-    "–": "-",
-    "−": "-",
-    "µ": "u",
-    "μ": "u",
-    "τ": "tau",
-    "Σ": "Sigma",
-    "ς": "sigma",
-    "ά": "alpha",
-    "²": "2",
-    "½": "1/2",
-    "─": "-",
-    "│": "|",
-    "┌": "+",
-    "█": "#",
-    "▏": "#",
-    "●": "*",
-    "“": "'",
-    "é": "e",
-    "Ł": "\\u0141",
-    "ß": "\\u00df",
-    "中": "\\u4e2d",
-    "😀": "\\ud83d\\ude00",
-    "\udce9": "\\udce9",
+
+def ours(path: Path) -> list[list[float]]:
+    trace = read_trace(path)
+    return [trace.t_s.tolist(), *(values.tolist() for values in trace.columns.values())]
+
+
+def columns(path: Path) -> list[list[float]]:
+    named = parse_columns("t=t_s,down=down_mbps,delay=delay_s")
+    trace = read_columns(read_file(path), str(path), named).trace
+    return [trace.t_s.tolist(), *(values.tolist() for values in trace.columns.values())]
+
+
+def log(path: Path) -> list[list[float]]:
+    named = parse_log_columns("device=dev,total=took_s")
+    return [read_exchange_log(read_file(path), str(path), named).durations_s["total"].tolist()]
+
+
+def examples(path: Path) -> list[list[float]]:
+    data = load(DataConfig(source=str(path), label="kind"), 0, {})
+    return [data.x.ravel().tolist(), data.y.tolist()]
+
+
+READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "ours": (ours, OURS),
+    "columns": (columns, OURS),
+    "log": (log, LOG),
+    "examples": (examples, TABLE),
 }
 
 
-@pytest.mark.parametrize(("character", "shown"), SHOWN.items(), ids=ascii)
-def test_a_character_has_readable_ascii(character: str, shown: str) -> None:
-    assert in_ascii(character) == shown
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_every_reader_has_the_same_numbers(variation: str, reader: str, tmp_path: Path) -> None:
+    read, text = READERS[reader]
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    expected = read(path)
+    path.write_bytes(VARIATIONS[variation](text))
+    assert read(path) == expected
 
 
-def test_json_stays_json_on_every_stream() -> None:
-    print_anything()
-    names = {character: f"pi {character}" for character in SHOWN}
-    text = json.dumps(names, ensure_ascii=False)
-    for encoding in ("ascii", "latin-1", "cp1252", "koi8-r"):
-        written = text.encode(encoding, ERRORS).decode(encoding)
-        assert len(json.loads(written)) > 20
+@pytest.mark.parametrize("variation", ENCODED)
+def test_a_mahimahi_trace_has_the_same_rate(variation: str, tmp_path: Path) -> None:
+    (tmp_path / "a.down").write_bytes(ENCODED[variation]("0\n10\n1000\n"))
+    assert read_trace(tmp_path / "a.down").columns["bps"].tolist() == [3 * 8 * 1448]
+    assert read_trace(CASES / "files" / "m_bom.down").period_s == 1.0
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_both_streams_accept_everything(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, err = io.BytesIO(), io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding=encoding))
-    print_anything()
-    for stream in (sys.stdout, sys.stderr):
-        stream.write("1 → 2 \udce9\n")
-        stream.flush()
-    arrow = "→" if encoding == "utf-8" else "->"
-    assert out.getvalue() == err.getvalue() == f"1 {arrow} 2 \\udce9\n".encode()
-
-
-def test_a_terminal_without_utf_8_gets_lines_and_a_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Terminal(io.TextIOWrapper):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO()))
-    for encoding, is_shown in (("utf-8", True), ("latin-1", False), ("ascii", False)):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", Terminal(io.BytesIO(), encoding=encoding))
-            assert cli.shows_screens() is is_shown
-            assert shows(sys.stdout) is is_shown
-    assert capsys.readouterr().err.count("must have a terminal with UTF-8, got") == 2
-
-
-def test_the_name_of_a_file_is_stored_as_text() -> None:
-    for name in ("é.toml", "pi.toml", b"\xc3\xa9.toml".decode("ascii", "surrogateescape")):
-        assert storable(name) in ("é.toml", "pi.toml")
-    assert storable(b"\xe9.toml".decode("utf-8", "surrogateescape")) == "\\xe9.toml"
-
-
-def test_the_handler_leaves_other_errors_alone() -> None:
-    print_anything()
-    assert codecs.lookup_error(ERRORS) is console._replace
-    with pytest.raises(UnicodeDecodeError):
-        b"\xff".decode("ascii", ERRORS)
-
-
-def unstated(source: bytes) -> Iterator[int]:
-    """Yield the lines that open a text file, or read a program, in the encoding of the locale."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        function, given = node.func, {word.arg: word.value for word in node.keywords}
-        name, owner = getattr(function, "id", ""), ""
-        if isinstance(function, ast.Attribute):
-            name, owner = function.attr, getattr(function.value, "id", "?")
-        words = [
-            part.value for part in [*node.args, *given.values()] if isinstance(part, ast.Constant)
-        ]
-        modes = {w for w in words if isinstance(w, str) and w and set(w) <= set("rwaxbt+")}
-        is_binary = any("b" in mode for mode in modes)
-        is_unstated = {
-            "open": not is_binary
-            if owner in ("", "io")
-            else owner in ("gzip", "lzma", "bz2") and bool(modes) and not is_binary,
-            "fdopen": not is_binary,
-            "NamedTemporaryFile": bool(modes) and not is_binary,
-            "TemporaryFile": bool(modes) and not is_binary,
-            "TextIOWrapper": len(node.args) < 2,
-            "read_text": not node.args,
-            "write_text": len(node.args) < 2,
-            "FileHandler": len(node.args) < 3,
-        }.get(name, "text" in given and name in ("run", "Popen", "check_output"))
-        if "encoding" not in given and (is_unstated or "universal_newlines" in given):
-            yield node.lineno
-
-
-@pytest.mark.parametrize(
-    ("line", "is_found"),
-    [
-        ("open(path)", True),
-        ("open(path, 'w')", True),
-        ("open(path, 'rb')", False),
-        ("open(path, encoding='utf-8')", False),
-        ("os.open(path, flags)", False),
-        ("os.fdopen(fd, 'w')", True),
-        ("os.fdopen(fd, 'wb')", False),
-        ("lzma.open(path)", False),
-        ("gzip.open(path, 'rt')", True),
-        ("path.read_text()", True),
-        ("path.read_text('utf-8')", False),
-        ("path.write_text(text)", True),
-        ("path.write_text(text, 'utf-8')", False),
-        ("subprocess.run(c, text=True)", True),
-        ("subprocess.run(c, text=True, encoding='utf-8')", False),
-        ("logging.FileHandler(path)", True),
-        ("tempfile.NamedTemporaryFile('w')", True),
-        ("tempfile.NamedTemporaryFile()", False),
-    ],
-)
-def test_the_check_of_encodings_finds_what_it_must(line: str, is_found: bool) -> None:
-    assert bool(list(unstated(line.encode()))) is is_found
-
-
-def test_no_text_file_is_opened_in_the_encoding_of_the_locale() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for folder in SOURCES
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for line in unstated(path.read_bytes())
-    ]
-    assert found == []
-
-
-EXPERIMENT = """
-name = "digits"
-rounds = 2
-[data]
-dataset = "digits"
-[model]
-name = "softmax"
-[training]
-batch_size = 20
-[selection]
-per_round = 2
-[[fleet]]
-profile = "raspberry-pi-4b"
-count = 4
-"""
-
-LOCALES = {
-    "latin-1": {"PYTHONIOENCODING": "latin-1"},
-    "C": {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONIOENCODING": ""},
+REFUSED = {
+    "utf-16 without bom": (OURS.encode("utf-16-le"), "got UTF-16LE without one; convert it: iconv"),
+    "utf-16-be without bom": (OURS.encode("utf-16-be"), "got UTF-16BE without one"),
+    "latin-1": ("t_s,größe\n".encode("latin-1"), "row 1: must be UTF-8 text, got byte 0xf6; save"),
+    "odd utf-16": (OURS.encode("utf-16")[:-1], "must be UTF-16 text, as its first bytes state"),
+    "two files": (zipped(b"a", "a.csv", "b.csv"), "must have one file, got 2: a.csv, b.csv; unp"),
+    "workbook": (zipped(b"a", "[Content_Types].xml", "xl/a"), "got a workbook of Excel; save it"),
+    "tar": (tarred(OURS.encode()), "must be one file, got a tar archive; unpack it: tar xf"),
+    "tar.gz": (gzip.compress(tarred(OURS.encode())), "got a tar archive; unpack it: tar xf"),
+    "7-zip": (b"7z\xbc\xaf\x27\x1c" + bytes(40), "must be text, got a 7-Zip archive"),
+    "parquet": (b"PAR1" + bytes(40), "must be text, got a Parquet file"),
+    "cut gzip": (gzip.compress(OURS.encode())[:-9], "must be a readable file, got: "),
+    "cut xz": (lzma.compress(OURS.encode())[:-9], "must be a readable file, got: "),
+    "cut zip": (zipped(OURS.encode(), "a.csv")[:-9], "must be a readable file, got: "),
+    "zeros": (b"t_s,mbps\n0,1\n1,\0\n", "row 3: must be text, got a zero byte"),
+    "thousands": (b"t_s;mbps;delay_s\n0;1,234;1\n", "got '1,234', which may be 1234 or 1.234"),
+    "two marks": (
+        b"t_s;mbps;delay_s\n0;1.234;0,5\n",
+        "decimal points or decimal commas, got '0,5'",
+    ),
 }
 
 
-@pytest.mark.parametrize("locale", LOCALES)
-def test_a_run_ends_well_in_a_locale_without_utf_8(tmp_path: Path, locale: str) -> None:
-    (tmp_path / "é.toml").write_text(EXPERIMENT, encoding="utf-8")
+@pytest.mark.parametrize("case", REFUSED)
+def test_everything_else_is_one_true_line(case: str, tmp_path: Path) -> None:
+    content, words = REFUSED[case]
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as of_trace:
+        read_trace(path)
+    with pytest.raises(DatasetError) as of_table:
+        load(DataConfig(source=str(path), label="mbps"), 0, {})
+    for message in (str(of_trace.value), str(of_table.value)):
+        assert words in message
+        assert len(message.splitlines()) == 1
 
-    def fairbed(*words: str) -> "subprocess.CompletedProcess[bytes]":
-        return subprocess.run(
-            [sys.executable, "-m", "fairbed.testbed.cli.main", *words],
-            cwd=tmp_path,
-            env=os.environ | LOCALES[locale],
-            capture_output=True,
-            check=False,
-        )
 
-    done = fairbed("replay", "é.toml", "--out", "é")
-    assert (done.returncode, b"Unicode" in done.stderr) == (0, False), done.stderr
-    assert (b"\xb1" if locale == "latin-1" else b"+-") in done.stdout
-    shown = fairbed("show", "é", "--json")
-    assert json.loads(shown.stdout.decode("latin-1"))["rounds_completed"] == 2, shown.stderr
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress, zstd])
+def test_a_bomb_stops_at_the_limit(pack: Callable[[bytes], bytes]) -> None:
+    content = pack(b"1\n" * 5_000_000)
+    with pytest.raises(TextError, match="must be at most 1 MB of text, got more"):
+        open_text(io.BytesIO(content), "a.csv", 1_000_000).read()
+
+
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "cp1252"])
+def test_the_advice_of_an_encoding_works(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a b.csv"
+    path.write_bytes(f"# größe\n{OURS}".encode(encoding))
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    command = "iconv " + str(caught.value).partition("iconv ")[2]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert read_trace(tmp_path / "utf8.csv").t_s.tolist() == [0.0, 1.0, 2.5]
+
+
+def test_spaces_after_commas_are_no_part_of_names() -> None:
+    data = load(DataConfig(source=str(CASES / "labels" / "spc.csv"), label="lab"), 0, {})
+    assert (data.classes, data.x_shape) == (3, (2,))
+    assert np.isfinite(data.x).all()
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "A.CSV", "a.csv.zip", "a.tsv"])
+def test_a_packed_table_is_a_source(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    text = TABLE.replace(",", "\t")
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    assert load(DataConfig(source=str(path), label="kind"), 0, {}).classes == 3
+    assert is_source(str(path))

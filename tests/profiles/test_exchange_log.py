@@ -50,7 +50,7 @@ def test_a_table_with_a_column_per_device_is_read() -> None:
     assert log.round is not None
     assert log.round.tolist() == [0, 0, 1]
     for columns, words in (
-        ("wide=A|C:s", "row 1: must have the column 'C' once, got , A, B"),
+        ("wide=A|C:s", "row 1: must have the column 'C', got '', 'A', 'B'"),
         ("wide=A|B", "must have a unit of s, ms"),
     ):
         with pytest.raises(TraceError) as caught:
@@ -74,7 +74,7 @@ def test_a_log_may_have_no_rounds() -> None:
     [
         (BOARDS, None, "row 1: must name the device, got ; name the columns: --columns"),
         ("device,round\na,1\n", None, "must have total, start and end, or a phase of download,"),
-        (BOARDS, "device=node,total=fit_ms", "must have the column 'node', got client, rnd"),
+        (BOARDS, "device=node,total=fit_ms", "must have the column 'node', got 'client', 'rnd'"),
         (BOARDS, "device=client,total=rnd", "must have a unit of s, ms"),
         (
             "device,round,total_s\na,1,2\na,1,3\n",

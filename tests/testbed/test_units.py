@@ -28,7 +28,13 @@ def test_reads(read: Callable[[str], float], text: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("read", "text", "words"),
     [
-        (rate_bps, "10", "must be a rate such as 10mbit (units: bit, kbit, mbit, gbit), got '10'"),
+        (
+            rate_bps,
+            "10",
+            "must be a rate such as 10mbit (units: bit, kbit, mbit, gbit, MB/s), got",
+        ),
+        (rate_bps, "10mb", "'mb' may be of bits or of bytes"),
+        (rate_bps, "10ms", "must be a rate such as 10mbit"),
         (rate_bps, "0mbit", "must be a rate above 0"),
         (rate_bps, "-1mbit", "must be a rate such as"),
         (rate_bps, "1e999mbit", "must be a rate such as"),

@@ -1,4 +1,4 @@
-"""Load examples from a table: a `.csv` or `.parquet` file, read by pyarrow in batches."""
+"""Load examples from a table: text (CSV) or a `.parquet` file, read by pyarrow in batches."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,10 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.profiles.text import (
+    COMMA_NUMBER,
+    HEAD_BYTES,
+    POINT_NUMBER,
+    DecimalMarks,
+    TextError,
+    dialect_of,
+    open_text,
+)
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.labels import MISSING
-from fairbed.testbed.experiment.datasets.own import check_memory, own_dataset
+from fairbed.testbed.experiment.datasets.own import check_memory, free_bytes, own_dataset
 from fairbed.testbed.install import install_command
+
+EXPANSION = 4
+"""Largest text of a table, in free memory: a number takes several characters, but four bytes."""
 
 BATCH_ROWS = 1 << 16
 """Rows of a Parquet file in memory at a time, besides the examples."""
@@ -24,7 +36,7 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
     names.
 
     Args:
-        path: A file that ends in .csv, with a header, or .parquet.
+        path: Text with a header, perhaps packed (`profiles.text`), or a file in .parquet.
         label: Column of the labels.
         device: Column of the users; None if there are none. All other columns are features.
 
@@ -40,7 +52,7 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
             f"run: {install_command('fairbed[analysis]')}",
         ) from exc
     try:
-        table = _open_csv(path) if path.suffix == ".csv" else _open_parquet(path)
+        table = _open_parquet(path) if path.suffix.lower() == ".parquet" else _open_csv(path)
         features = _features(path, table.names, label, device)
         keys = _keys(path, table, [label] if device is None else [label, device], len(features))
         arrays = {"y": _labels(path, label, keys.column(0))}
@@ -53,6 +65,9 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
                 column = _numbers(path, name, batch.column(number), start)
                 x[start : start + len(column), number] = column
             start += batch.num_rows
+        table.check()
+    except TextError as exc:
+        raise DatasetError(str(path), exc.problem, exc.what_to_do) from exc
     except FileNotFoundError as exc:
         raise DatasetError(str(path), "file must exist, got none", "check data.source") from exc
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:  # a folder, or damage
@@ -69,6 +84,8 @@ class _Table:
     names: list[str]
     batches: Callable[[list[str]], Iterator[Any]]
     """Return the batches of rows (`pyarrow.RecordBatch`) of the columns of these names."""
+    check: Callable[[], None] = lambda: None
+    """Check what only all columns together show; raises `TextError`."""
 
 
 def _open_csv(path: Path) -> _Table:
@@ -76,18 +93,61 @@ def _open_csv(path: Path) -> _Table:
     import pyarrow as pa
     from pyarrow import csv
 
-    parse = csv.ParseOptions(newlines_in_values=True)
-    with csv.open_csv(path, parse_options=parse) as reader:
-        names = list(reader.schema.names)
+    limit, marks = EXPANSION * free_bytes(), DecimalMarks()
+
+    def text() -> Any:
+        return pa.PythonFile(open_text(path.open("rb"), str(path), limit), mode="r")
+
+    with text() as file:
+        dialect = dialect_of(file.read(HEAD_BYTES).decode("utf-8", "ignore"), comments=False)
+    if dialect is None:
+        raise DatasetError(str(path), "must have a header and rows, got none", "add examples")
+    read = csv.ReadOptions(skip_rows=dialect.row - 1)
+    parse = csv.ParseOptions(newlines_in_values=True, delimiter=dialect.delimiter)
+    with text() as file, csv.open_csv(file, read_options=read, parse_options=parse) as reader:
+        raw = list(reader.schema.names)
+    names = [name.strip().strip('"') for name in raw]
 
     def batches(columns: list[str]) -> Iterator[Any]:
+        wanted = [raw[names.index(name)] for name in columns]
         convert = csv.ConvertOptions(
-            include_columns=columns, column_types=dict.fromkeys(columns, pa.string())
+            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
         )
-        with csv.open_csv(path, parse_options=parse, convert_options=convert) as reader:
-            yield from reader
+        with (
+            text() as file,
+            csv.open_csv(
+                file, read_options=read, parse_options=parse, convert_options=convert
+            ) as reader,
+        ):
+            for batch in reader:
+                found = [_with_points(column, marks) for column in batch.columns]
+                yield pa.RecordBatch.from_arrays(found, names=columns)
 
-    return _Table(names, batches)
+    return _Table(names, batches, marks.check)
+
+
+def _with_points(column: Any, marks: DecimalMarks) -> Any:
+    """Return text without outer spaces and, if all of it is numbers, with decimal points."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    column = compute.utf8_trim_whitespace(column)
+    has_comma = compute.match_substring(column, ",")
+    if not compute.any(has_comma).as_py():
+        found = compute.index(compute.match_substring_regex(column, f"^{POINT_NUMBER}$"), True)
+        if found.as_py() >= 0:
+            marks.note_point(column[found.as_py()].as_py())
+        return column
+    is_comma = compute.match_substring_regex(column, f"^{COMMA_NUMBER}$")
+    is_missing = compute.equal(column, "")
+    others = column.filter(compute.invert(compute.or_(is_comma, is_missing)))
+    try:
+        compute.cast(others, pa.float64())
+    except pa.ArrowInvalid:  # text with commas
+        return column
+    for value in column:
+        marks.with_point(value.as_py())
+    return compute.if_else(is_comma, compute.replace_substring(column, ",", "."), column)
 
 
 def _open_parquet(path: Path) -> _Table:

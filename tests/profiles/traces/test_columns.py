@@ -37,7 +37,7 @@ def test_columns_are_read_by_name_and_unit() -> None:
 @pytest.mark.parametrize(
     ("times", "columns", "expected"),
     [
-        (("0", "2", "3"), "t=at", [0.0, 2.0, 3.0]),
+        (("0", "2", "3"), "t=at:s", [0.0, 2.0, 3.0]),
         (("1700000000500", "1700000001000", "1700000002500"), "t=at:ms", [0.0, 0.5, 2.0]),
         (("2023-10-01T12:00:00", "2023-10-01T12:00:01.500", "2023-10-01 12:01:00"), "t=at", None),
         (
@@ -68,7 +68,7 @@ def test_a_clock_in_mhz_is_divided_and_comments_are_ignored() -> None:
         ("t=at", "must name t and at least one number, got 't=at'"),
         ("down=dl:kbit", "must name t and at least one number"),
         ("t=at,speed=x", "with a NUMBER of t, down, up, rate, delay, jitter, loss, clock, load,"),
-        ("t=at,down=", "must be NUMBER=COLUMN:UNIT"),
+        ("t=at:s,down=", "must be NUMBER=COLUMN:UNIT"),
         ("t=at,down=a:bit,down=b:bit", "must name each number once, got down twice"),
         ("t=at,rate=a:bit,up=b:bit", "must name rate alone, or down and up, got both"),
     ],
@@ -85,27 +85,31 @@ def test_bad_names_are_refused(text: str, words: str) -> None:
         (
             "at,dl\n0,1\n",
             "t=time,down=dl:bit",
-            "log.csv: row 1: must have the column 'time', got at, dl",
+            "log.csv: row 1: must have the column 'time', got 'at', 'dl'",
         ),
-        ("at,dl\n0,1\n", "t=at,down=dl", "down=dl: must have a unit of bit, kbit"),
-        ("at,dl\n0,1\n", "t=at,down=dl:mph", "got the unit 'mph'; write --columns down=dl:bit"),
-        ("at,dl\n0,1\n", "t=at,down=dl:/x", "got the unit '/x'"),
-        ("at,dl\n0,1\n1\n", "t=at,down=dl:bit", "row 3: must have 2 values, got 1; correct"),
-        ("at,dl\n0,fast\n", "t=at,down=dl:bit", "row 2: dl must be a number, got 'fast'"),
-        ("at,dl\n0,1\n1,-4\n", "t=at,down=dl:kbit", "row 3: dl must be from 0 to 1e+12 in the"),
-        ("at,dl\n0,inf\n", "t=at,down=dl:kbit", "row 2: dl must be from 0 to 1e+12"),
+        ("at,dl\n0,1\n", "t=at:s,down=dl", "down=dl: must have a unit of bit, kbit"),
+        (
+            "at,dl\n0,1\n",
+            "t=at:s,down=dl:mph",
+            "got the unit 'mph'; write it after a colon: --columns 'down=dl:UNIT'",
+        ),
+        ("at,dl\n0,1\n", "t=at:s,down=dl:/x", "got the unit '/x'"),
+        ("at,dl\n0,1\n1\n", "t=at:s,down=dl:bit", "row 3: must have 2 values, got 1; correct"),
+        ("at,dl\n0,fast\n", "t=at:s,down=dl:bit", "row 2: dl must be a number, got 'fast'"),
+        ("at,dl\n0,1\n1,-4\n", "t=at:s,down=dl:kbit", "row 3: dl must be from 0 to 1e+12 in the"),
+        ("at,dl\n0,inf\n", "t=at:s,down=dl:kbit", "row 2: dl must be from 0 to 1e+12"),
         (
             "at,dl\n3,1\n\n2,1\n",
-            "t=at,down=dl:bit",
+            "t=at:s,down=dl:bit",
             "row 4: times must not decrease, got 2 s after 3",
         ),
         ("at,dl\nnoon,1\n", "t=at:%H:%M,down=dl:bit", "row 2: must be a time as %H:%M, got 'noon'"),
         (
             "at,dl\nnan,1\n0,-\n",
-            "t=at,down=dl:bit",
+            "t=at:s,down=dl:bit",
             "must have rows with all chosen values, got 2 w",
         ),
-        ("# nothing\n", "t=at,down=dl:bit", "must have a header, got comments only"),
+        ("# nothing\n", "t=at:s,down=dl:bit", "must have a header, got comments only"),
     ],
 )
 def test_a_bad_table_is_one_line(text: str, columns: str, words: str) -> None:
@@ -116,4 +120,4 @@ def test_a_bad_table_is_one_line(text: str, columns: str, words: str) -> None:
 
 def test_a_field_without_end_is_one_line() -> None:
     with pytest.raises(TraceError, match=r"^log\.csv: must be a table, got: field larger than"):
-        read(f"at,dl\n0,{'1' * 140_000}\n", "t=at,down=dl:bit")
+        read(f"at,dl\n0,{'1' * 140_000}\n", "t=at:s,down=dl:bit")

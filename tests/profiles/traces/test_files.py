@@ -12,8 +12,8 @@ import pytest
 
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.traces import TraceReader
-from fairbed.profiles.traces.files import MAX_BYTES
 from fairbed.profiles.traces.mahimahi import MTU_BYTES, PAYLOAD_BYTES
+from fairbed.profiles.traces.table import MAX_BYTES
 
 DATA = Path(os.environ.get("FAIRBED_DATA", "nowhere"))
 
@@ -99,7 +99,7 @@ def test_a_huge_file_is_refused_unread(ending: str, tmp_path: Path) -> None:
 
 def test_a_broken_archive_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.xz"
-    path.write_bytes(b"no archive")
+    path.write_bytes(lzma.compress(b"t_s,mbps\n0,1\n")[:-9])
     with pytest.raises(TraceError, match=r"a\.xz: must be a readable file, got: "):
         TraceReader({}).trace(str(path))
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.profiles.errors import TraceError
-from fairbed.profiles.traces.files import MAX_BYTES, parse_trace
-from fairbed.profiles.traces.table import format_table
+from fairbed.profiles.traces.files import parse_trace
+from fairbed.profiles.traces.table import MAX_BYTES, format_table
 from fairbed.profiles.traces.trace import COLUMNS, ONE_WAY, Trace
 
 
@@ -110,8 +110,8 @@ BAD = {
     b"t_s,up_bps\n0,1\n\n2,1\n": "row 3: must have 2 values, got none; correct the row",
     b"t_s,up_bps\n0,1,2\n": "row 2: must have 2 values, got 3; correct the row",
     b"t_s,up_bps\n0,1\n1,\xff\n": "row 3: must be UTF-8 text, got byte 0xff",
-    "t_s,up_bps\n0,1\n".encode("utf-16"): "row 1: must be UTF-8 text, got byte 0xff",
-    "t_s,up_bps\n0,1\n".encode("utf-16-le"): "row 1: must be text, got a zero byte",
+    b"t_s,up_bps\n0,1\n1,\0\n": "row 3: must be text, got a zero byte",
+    "t_s,up_bps\n0,1\n".encode("utf-16-le"): "with a byte order mark, got UTF-16LE without one",
     b"# period_s = 1\nt_s,up_bps\n0,1\n1,2\n": "period_s must be a number greater than the last",
     b"# period_s = x\nt_s,up_bps\n0,1\n": "period_s must be a number greater than the last",
 }

@@ -125,7 +125,7 @@ LOG = "Timestamp,DL_bitrate,UL_bitrate\n" + "".join(
 )
 """A phone that logged for a minute in the morning, and for one in the evening."""
 
-LOG_COLUMNS = "t=Timestamp,down=DL_bitrate:kbit,up=UL_bitrate:kbit"
+LOG_COLUMNS = "t=Timestamp:s,down=DL_bitrate:kbit,up=UL_bitrate:kbit"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_import_bins_mahimahi_and_converts_it_once(
         ("t_s,mbps\n0,1\n", ("--delay", "2h"), "link.delay_s.value: must be float <= 60.0"),
         ("t_s,mbps\n0,1\n", ("--up-rate", "fast"), "--up-rate: must be a rate such as 10mbit"),
         ("t_s,mbps\n0,1\n", ("--columns", "t_s,mbps"), "--columns: must be NUMBER=COLUMN:UNIT"),
-        ("time,dl\n0,1\n", (), "or import it with --columns t=NAME,down=NAME:kbit"),
+        ("time,dl\n0,1\n", (), "or import it with --columns t=NAME:s,down=NAME:kbit"),
         ("t_s,mbps\n0,1\n", ("--gap", "0s"), "a.csv: gaps must be longer than 0 s, got 0 s"),
         (
             "0\n5\n9\n",

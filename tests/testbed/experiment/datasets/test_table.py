@@ -132,11 +132,11 @@ def test_refuses_in_one_line(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "must be a readable .csv file, got: Empty CSV file; check the file"),
+        (b"", "must have a header and rows, got none; add examples"),
         (b"a,y\n1,0\n2\n", "Expected 2 columns, got 1: 2"),
-        (b"a,y\n\xff,0\n", "invalid UTF8 data"),
+        (b"a,y\n\xff,0\n", "row 2: must be UTF-8 text, got byte 0xff; save it as UTF-8"),
         (b"a,a,y\n1,2,0\n", "columns must have different names, got 'a' twice; rename one"),
-        (b"a;y\n1;0\n", "data.label must be one of its columns (a;y), got 'y'"),
+        (b"a:y\n1:0\n", "data.label must be one of its columns (a:y), got 'y'"),
     ],
 )
 def test_refuses_a_damaged_csv_file_in_one_line(
