@@ -52,6 +52,6 @@ def drives_of(
         rows.setdefault(label, []).append(row)
     for label, members in rows.items():
         whole = np.array(members, dtype=np.int64)
-        cuts = np.flatnonzero(np.diff(times[whole]) < 0.0) + 1 if split.at_falls else []
-        for part in np.split(whole, cuts):
+        falls = split.at_falls & (np.diff(times[whole]) < 0.0)
+        for part in np.split(whole, np.flatnonzero(falls) + 1):
             yield label, part

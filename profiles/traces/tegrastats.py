@@ -3,7 +3,7 @@
     load    sum over the cores of (busy percent) / 100, cores
     clock   mean MHz of the cores, weighted by their load, relative to a nominal clock
 
-An idle core has a low clock that says nothing of its clock under load. So the clock of a row with
+An idle core has a low clock that is not its clock under load. So the clock of a row with
 less than half a core busy is that of the busy row before.
 
 Source: "tegrastats Utility", Jetson Linux Developer Guide (releases 28 to 36): `CPU [X%@Z,off]`,

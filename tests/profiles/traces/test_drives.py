@@ -56,7 +56,7 @@ def test_a_split_that_does_not_fit_is_one_line(text: str, split: str, words: str
 
 @pytest.mark.parametrize("text", ["", "a,b", "time,time", "a,", ",time"])
 def test_a_split_names_the_time_and_at_most_one_column(text: str) -> None:
-    with pytest.raises(ValueError, match="^must be time, COLUMN, or COLUMN,time, got"):
+    with pytest.raises(ValueError, match=r"^must be time, COLUMN, or COLUMN,time, got"):
         parse_split(text)
 
 

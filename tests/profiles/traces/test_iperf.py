@@ -14,7 +14,7 @@ def interval(number: float, rate: float, **more: object) -> dict[str, Any]:
 
 
 def log(sums: list[dict[str, Any]], *, server: bool = False, **settings: object) -> dict[str, Any]:
-    peer = {"accepted_connection": {}} if server else {"connecting_to": {}}
+    peer: dict[str, object] = {"accepted_connection": {}} if server else {"connecting_to": {}}
     start = {**peer, "test_start": {"protocol": "TCP", "reverse": 0, **settings}}
     return {"start": start, "intervals": [{"sum": each} for each in sums], "end": {}}
 
