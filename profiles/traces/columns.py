@@ -14,13 +14,15 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.text import HEAD_BYTES, DecimalMarks, TextError, dialect_of
+from fairbed.profiles.traces.drives import ADVICE, Split, drives_of
+from fairbed.profiles.traces.moments import after_folds, check_zones, is_local, moment_s
 from fairbed.profiles.traces.table import check_text
 from fairbed.profiles.traces.trace import MAX_BPS, ONE_WAY, RANGES, Floats, Trace
 from fairbed.profiles.traces.units import AmbiguousUnit, Unit, unit_in, unit_of
@@ -107,6 +109,38 @@ def parse_columns(text: str) -> dict[str, Column]:
     return columns
 
 
+OWN = {
+    TIME: (Column("t_s", "s"),),
+    "down": (Column("down_bps", "bit"), Column("down_mbps", "mbit")),
+    "up": (Column("up_bps", "bit"), Column("up_mbps", "mbit")),
+    "rate": (Column("bps", "bit"), Column("mbps", "mbit")),
+    "delay": (Column("delay_s", "s"),),
+    "jitter": (Column("jitter_s", "s"),),
+    "loss": (Column("loss_ratio", "ratio"),),
+    "clock": (Column("clock_ratio", "ratio"),),
+    "load": (Column("background_load", "cores"),),
+    "available": (Column("available", "ratio"),),
+}
+"""Columns of our own format by number."""
+
+
+def own_columns(content: bytes, where: str) -> dict[str, Column]:
+    """Return the columns of a table whose header has the names of our own format, and others.
+
+    Raises:
+        TraceError: It has no time or no number by these names.
+    """
+    check_text(content, where)
+    header, row, _ = table_of(content, where)
+    found = {n: c for n, choices in OWN.items() for c in choices if c.name in header}
+    if TIME not in found or len(found) == 1:
+        raise TraceError(
+            f"{where}: row {row}: must have t_s and a number of a trace, got "
+            f"{', '.join(header)[:300]}; name the columns: --columns t=NAME,down=NAME:kbit"
+        )
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """A trace of a table, and the rows that it does not have."""
@@ -116,11 +150,19 @@ class Read:
     """Rows without one of the values."""
     averaged: int
     """Rows that have the time of the row before."""
+    repeated: int = 0
+    """Of these, rows that repeat another in every value."""
+    lines: tuple[str, ...] = ()
+    """What was corrected in the times."""
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.trace.t_s)} rows, {self.left_out} without a value left out, "
-            f"{self.averaged} with the time of the row before averaged"
+        repeated = f" ({self.repeated} of them repeat a row)" if self.repeated else ""
+        return "; ".join(
+            [
+                f"{len(self.trace.t_s)} rows, {self.left_out} without a value left out, "
+                f"{self.averaged} with the time of the row before averaged{repeated}",
+                *self.lines,
+            ]
         )
 
 
@@ -137,16 +179,43 @@ def read_columns(content: bytes, where: str, columns: Mapping[str, Column]) -> R
     Raises:
         TraceError: A column is missing, or a row violates a rule; the message names it.
     """
+    return read_drives(content, where, columns, Split())[0][1]
+
+
+def read_drives(
+    content: bytes, where: str, columns: Mapping[str, Column], split: Split
+) -> list[tuple[str, Read]]:
+    """Return the traces of a table of several drives, each with its value of the split column.
+
+    The last row holds for the median time between rows.
+
+    Args:
+        content: Content of the file.
+        where: Name of the file in errors.
+        columns: Columns by number, `t` included.
+        split: How to split; the rows without a value are counted with the first drive.
+
+    Raises:
+        TraceError: A column is missing, or a row violates a rule; the message names it.
+    """
     header, n_before, rows = table_of(content, where)
     columns = {number: _named(header, column) for number, column in columns.items()}
     places = {
         number: place_of(header, column, f"{where}: row {n_before}")
         for number, column in columns.items()
     }
+    label_at = None
+    if split.column is not None:
+        if split.column not in header:
+            raise TraceError(
+                f"{where}: row {n_before}: must have the column {split.column!r}, "
+                f"got {', '.join(header)[:300]}; name one of them in --split"
+            )
+        label_at = header.index(split.column)
     factors = {number: factor_of(where, number, columns[number]) for number in places}
     marks = DecimalMarks()
     left_out, values = 0, list[list[float]]()
-    kept_rows = list[int]()
+    kept_rows, labels, moments = list[int](), list[str](), list[str]()
     for row, fields in enumerate(rows, n_before + 1):
         if not fields:
             continue
@@ -166,13 +235,37 @@ def read_columns(content: bytes, where: str, columns: Mapping[str, Column]) -> R
             ]
         )
         kept_rows.append(row)
+        moments.append(texts[TIME])
+        if label_at is not None:
+            labels.append(fields[label_at].strip())
     check_marks(marks, where)
     if not values:
         raise TraceError(
             f"{where}: must have rows with all chosen values, got {left_out} without; "
             "choose other columns"
         )
-    return _trace(np.array(values), list(places), kept_rows, where, left_out)
+    table, at = np.array(values), list(places).index(TIME)
+    if any(":" in text for text in moments):
+        check_zones(moments, columns[TIME].unit, where)
+    has_local = (factors[TIME] is None or ":" in moments[0]) and is_local(moments[0])
+    found = list[tuple[str, Read]]()
+    for label, members in _divided(table[:, at], labels, split, has_local):
+        part = table[members].copy()
+        part[:, at], lines = after_folds(part[:, at], is_local=has_local)
+        rows_of = [kept_rows[row] for row in members]
+        read = _trace(part, list(places), rows_of, where, 0 if found else left_out)
+        found.append((label, replace(read, lines=tuple(lines))))
+    return found
+
+
+def _divided(
+    times: Floats, labels: list[str], split: Split, has_local: bool
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yield the drives, cut where the time falls, but not at the end of summer time."""
+    for label, members in drives_of(times, labels, Split(split.column)):
+        corrected, _ = after_folds(times[members], is_local=has_local)
+        for _, part in drives_of(corrected, [], Split(None, split.at_falls)):
+            yield label, members[part]
 
 
 def table_of(content: bytes, where: str) -> tuple[list[str], int, Iterable[list[str]]]:
@@ -336,7 +429,7 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
     Raises:
         TraceError: It is not a number in the range of a trace.
     """
-    if number == TIME and (factor is None or ("-" in text[1:] and ":" in text)):
+    if number == TIME and (factor is None or ":" in text):
         if column.unit is None and _is_number(text):
             digits = len(text.partition(".")[0].lstrip("-"))
             unit = _EPOCHS.get(digits)
@@ -346,7 +439,7 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
                 f"{_FITTING['time'][1]}, got {text[:40]}, {seems}; write it after a colon: "
                 f"{column.name}:{unit or 'UNIT'}"
             )
-        return _moment_s(text, column.unit, where)
+        return moment_s(text, column.unit, where)
     try:
         value = float(text) * (factor or 1.0)
     except ValueError:
@@ -377,20 +470,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _moment_s(text: str, form: str | None, where: str) -> float:
-    try:
-        if form is None or form == "iso":
-            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        else:
-            moment = datetime.strptime(text, form)  # noqa: DTZ007  # without a zone: UTC, below
-    except ValueError:
-        raise TraceError(
-            f"{where}: must be a time as {form or 'ISO 8601'}, got {text[:40]!r}; "
-            "correct the row, or give the format: t=COLUMN:%Y-%m-%d_%H:%M:%S"
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
-
-
 def _trace(values: Floats, numbers: list[str], rows: list[int], where: str, left_out: int) -> Read:
     at = numbers.index(TIME)
     times = values[:, at]
@@ -399,7 +478,7 @@ def _trace(values: Floats, numbers: list[str], rows: list[int], where: str, left
         row = int(backwards[0]) + 1
         raise TraceError(
             f"{where}: row {rows[row]}: times must not decrease, got {times[row]:.15g} s after "
-            f"{times[row - 1]:.15g} s; sort the rows, or import one log at a time"
+            f"{times[row - 1]:.15g} s; {ADVICE}"
         )
     t_s, place, counts = np.unique(times, return_inverse=True, return_counts=True)
     columns = {
@@ -410,4 +489,5 @@ def _trace(values: Floats, numbers: list[str], rows: list[int], where: str, left
     t_s = t_s - t_s[0]
     usual_s = float(np.median(np.diff(t_s))) if len(t_s) > 1 else 1.0
     trace = Trace(t_s, columns, float(t_s[-1]) + usual_s)
-    return Read(trace, left_out, len(times) - len(t_s))
+    repeated = len(values) - len(np.unique(values, axis=0))
+    return Read(trace, left_out, len(times) - len(t_s), repeated)

@@ -21,6 +21,7 @@ import numpy as np
 
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.text import HEAD_BYTES, DecimalMarks, TextError, dialect_of, plain_text
+from fairbed.profiles.traces.drives import ADVICE
 from fairbed.profiles.traces.trace import COLUMNS, MAX_BPS, ONE_WAY, RANGES, Floats, Trace
 
 TIME = "t_s"
@@ -140,6 +141,8 @@ def _columns(header: str, where: str, row: int) -> list[str]:
         "or import it with --columns t=NAME:s,down=NAME:kbit"
     )
     if names[0] != TIME:
+        if TIME in names:
+            advice = f"split the file by it: --split {names[0]}, or {advice}"
         raise TraceError(
             f"{where}: row {row}: the first column must be {TIME}, got {names[0][:40]!r}; {advice}"
         )
@@ -220,7 +223,9 @@ def _check(where: str, n_before: int, names: list[str], times: Floats, columns: 
         ]
     if faults:
         row, rule = min(faults)
-        raise TraceError(f"{where}: row {n_before + 1 + row}: {rule}; correct or delete the row")
+        falls = rule.startswith(f"{TIME} must increase") and times[row] < times[row - 1]
+        advice = "correct or delete the row" + (f"; {ADVICE}" if falls else "")
+        raise TraceError(f"{where}: row {n_before + 1 + row}: {rule}; {advice}")
 
 
 def _period(notes: Mapping[str, str], t_s: Floats, where: str) -> float:

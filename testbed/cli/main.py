@@ -506,7 +506,31 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
         help="import rates, times and losses whose magnitude is that of a wrong unit",
     )
     importing.add_argument(
+        "--split",
+        nargs="?",
+        const="time",
+        metavar="HOW",
+        help="one link per drive (NAME-1, ...), cut where the time falls (time, the default), by a "
+        "column, or by both: COLUMN,time",
+    )
+    importing.add_argument(
         "--up-rate", metavar="RATE", help="rate of the uplink, if no file has it: 5mbit"
+    )
+    importing.add_argument(
+        "--down-rate", metavar="RATE", help="rate of the downlink, if no file has it: 20mbit"
+    )
+    importing.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="make a device of this profile, with the clock, load and availability of the file",
+    )
+    importing.add_argument(
+        "--nominal",
+        metavar="MHZ",
+        help="tegrastats: clock that counts as 1 (default: the highest in the log)",
+    )
+    importing.add_argument(
+        "--interval", metavar="TIME", help="tegrastats without times: time between lines (1s)"
     )
     importing.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")
     importing.add_argument(

@@ -34,14 +34,31 @@ from fairbed.profiles.exchange_log import (
     parse_log_columns,
     read_exchange_log,
 )
-from fairbed.profiles.importing import SHARES, Description, Imported, import_link
+from fairbed.profiles.importing import (
+    PARTS,
+    SHARES,
+    Description,
+    Imported,
+    has_link,
+    import_link,
+    import_parts,
+)
 from fairbed.profiles.load import kind_of
 from fairbed.profiles.quantities import Floats
 from fairbed.profiles.traces import Trace
-from fairbed.profiles.traces.columns import Column, parse_columns, read_columns
+from fairbed.profiles.traces.columns import (
+    Column,
+    own_columns,
+    parse_columns,
+    read_columns,
+    read_drives,
+)
+from fairbed.profiles.traces.drives import parse_split
 from fairbed.profiles.traces.files import parse_trace, read_file
 from fairbed.profiles.traces.gaps import GapRule, bridge_gaps
+from fairbed.profiles.traces.iperf import is_iperf, read_iperf
 from fairbed.profiles.traces.mahimahi import is_mahimahi
+from fairbed.profiles.traces.tegrastats import is_tegrastats, read_tegrastats
 from fairbed.profiles.traces.units import check_magnitudes
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.emulation.queues import depth_bytes, depth_s
@@ -54,7 +71,7 @@ MAHIMAHI_STEP_S = 1.0
 
 
 def import_trace(options: argparse.Namespace) -> int:
-    """Write a link and its traces, and print what was imported; return the exit code."""
+    """Write links or devices and their traces, print what was imported; return the exit code."""
     name = options.name or _name_of(options.down)
     _check_name(name)
     step_s = None if options.step is None else _number("--step", options.step)
@@ -62,38 +79,181 @@ def import_trace(options: argparse.Namespace) -> int:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
     columns = _columns(options.columns)
     gap_s = None if options.gap is None else _number("--gap", options.gap)
-    notes: list[str] = []
-    down, *up = (
-        _read(path, step_s, columns, options.gaps, gap_s, notes, as_is=options.as_is)
-        for path in (options.down, options.up)
-        if path is not None
-    )
-    imported = _imported(options, name, down, up[0] if up else None, notes)
-    path = options.to / f"{name}.toml"
-    _check_imported(path, imported)
-    _write(options.to, imported, force=options.force)
-    for line in (*imported.found, *notes):
+    if options.split is not None and options.up is not None:
+        raise UsageError(f"--split: takes one file, got {options.up} too; import each by itself")
+    drives = _drives(options, step_s, columns, gap_s)
+    up_notes: list[str] = []
+    up = None
+    if options.up is not None:
+        up = _read(options.up, options, step_s, columns, gap_s, up_notes)
+    imports: dict[str, Imported] = {}
+    skipped: list[str] = []
+    numbered = [name] if options.split is None else _numbered(name, len(drives))
+    for each, (label, down, notes) in zip(numbered, drives, strict=True):
+        try:
+            imports[each] = _imported(options, each, label, down, up, [*notes, *up_notes])
+        except UsageError as exc:
+            if len(drives) == 1:
+                raise
+            skipped.append(f"{each}{_of(label)}: left out: {exc}")
+    if not imports:
+        raise UsageError(skipped[0])
+    for each, imported in imports.items():
+        _check_imported(options.to / f"{each}.toml", imported)
+    every = {file: text for one in imports.values() for file, text in one.files.items()}
+    _write(options.to, Imported(files=every, found=()), force=options.force)
+    labels = dict(zip(numbered, (label for label, _, _ in drives), strict=True))
+    for each, imported in imports.items():
+        for line in imported.found:
+            print(f"{line}{_of(labels[each])}")
+    for line in dict.fromkeys(line for _, _, notes in drives for line in (*notes, *up_notes)):
         print(line)
-    print(f"wrote {path}; use it as: link = {str(path)!r}")
+    for line in skipped:
+        print(line)
+    path = options.to / f"{numbered[0]}.toml"
+    if options.split is not None:
+        print(f"wrote {len(imports)} of {len(drives)} drives to {options.to}")
+    first = next(iter(imports))
+    path = options.to / f"{first}.toml"
+    if path.name not in imports[first].files:
+        print(
+            f"wrote {options.to / first}.csv; make a device of it with --profile, or add the lines"
+        )
+    elif options.profile is not None:
+        print(f"wrote {path}; use it as: profile = {str(path)!r}")
+    else:
+        print(f"wrote {path}; use it as: link = {str(path)!r}")
     return DONE
 
 
+def _of(label: str) -> str:
+    return f" ({label})" if label else ""
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    """Return a name per drive, within the length of names."""
+    longest = MAX_NAME - 1 - len(str(count))
+    return [f"{name[:longest].rstrip('-')}-{number}" for number in range(1, count + 1)]
+
+
+MAX_NAME = 32
+"""Characters of the name of a link or a profile."""
+
+
+def _drives(
+    options: argparse.Namespace,
+    step_s: float | None,
+    columns: dict[str, Column] | None,
+    gap_s: float | None,
+) -> list[tuple[str, Trace, list[str]]]:
+    """Return the label, the trace and the notes of each drive; of the whole file without a split.
+
+    A drive of one row has no duration, and one that repeats another adds nothing: they are left
+    out, and the notes of the first drive state it.
+    """
+    path = options.down
+    if options.split is None:
+        notes: list[str] = []
+        return [("", _read(path, options, step_s, columns, gap_s, notes), notes)]
+    content, where = read_file(path), str(path)
+    try:
+        split = parse_split(options.split)
+    except ValueError as exc:
+        raise UsageError(f"--split: {exc}") from exc
+    if is_iperf(content):
+        found = [
+            ("", test.trace, [f"{path.name}: {test.line}"]) for test in read_iperf(content, where)
+        ]
+    elif is_mahimahi(content) or is_tegrastats(content):
+        raise UsageError(f"{path}: is one trace without drives, got --split; remove it")
+    else:
+        chosen = columns or own_columns(content, where)
+        if split.column == chosen["t"].name:
+            raise UsageError(
+                f"--split: must be a column of names, got the time {split.column!r}; use --split "
+                "time to cut where it falls"
+            )
+        found = [
+            (label, read.trace, [f"{path.name}{_of(label)}: {read}"])
+            for label, read in read_drives(content, where, chosen, split)
+        ]
+    kept: list[tuple[str, Trace, list[str]]] = []
+    short = repeats = 0
+    seen: set[bytes] = set()
+    for label, trace, lines in found:
+        key = b"".join(values.tobytes() for values in (trace.t_s, *trace.columns.values()))
+        short += len(trace.t_s) < 2
+        repeats += len(trace.t_s) > 1 and key in seen
+        if len(trace.t_s) > 1 and key not in seen:
+            if not options.as_is:
+                check_magnitudes(trace, f"{where}{_of(label)}")
+            kept.append((label, _bridged(path, trace, options.gaps, step_s, gap_s, lines), lines))
+        seen.add(key)
+    if not kept:
+        raise UsageError(f"{path}: must have drives of 2 rows or more, got none; check --split")
+    if short or repeats:
+        kept[0][2].append(
+            f"{path.name}: {short} drives of one row, {repeats} that repeat another left out"
+        )
+    return kept
+
+
 def _imported(
-    options: argparse.Namespace, name: str, down: Trace, up: Trace | None, notes: list[str]
+    options: argparse.Namespace,
+    name: str,
+    label: str,
+    down: Trace,
+    up: Trace | None,
+    notes: list[str],
 ) -> Imported:
-    up_rate = None if options.up_rate is None else _number("--up-rate", options.up_rate)
+    rates = {
+        option: None if text is None else _number(option, text)
+        for option, text in (("--up-rate", options.up_rate), ("--down-rate", options.down_rate))
+    }
+    if up is not None and not down.has("down_bps") and up.has("down_bps"):
+        down, up = up, down
     files = " and ".join(path.name for path in (options.down, options.up) if path is not None)
+    profile = None if options.profile is None else profiles.load(options.profile)
+    kind = "Link" if profile is None else "Device"
     description = Description(
-        title=options.title or f"Link imported from {files}",
-        source="; ".join([options.source or f"imported from {files}", *notes]),
+        title=options.title or f"{kind} imported from {files}{_of(label)}",
+        source="; ".join([options.source or f"imported from {files}{_of(label)}", *notes]),
         licence=options.licence or "not stated at import: ask the owner before publishing",
     )
     delay_s = None if options.delay is None else _number("--delay", options.delay)
     try:
-        return import_link(name, down, up, description, up_rate, delay_s, _queue(options))
+        link = None
+        if has_link(down) or not PARTS.keys() & down.columns.keys():
+            link = import_link(
+                name,
+                down,
+                up,
+                description,
+                rates["--up-rate"],
+                delay_s,
+                _queue(options),
+                rates["--down-rate"],
+            )
+        elif any(rate is not None for rate in rates.values()):
+            raise ValueError(
+                f"must have a rate beside --up-rate or --down-rate, got {', '.join(down.columns)}; "
+                "remove the option"
+            )
+        rest = [column for column in PARTS if column in down.columns]
+        if link is not None and profile is None:
+            if rest:
+                notes.append(f"{', '.join(rest)}: not used by a link; add --profile for a device")
+            return link
+        if link is not None and not rest:
+            raise ValueError(
+                f"--profile takes a clock, load or availability, got {', '.join(down.columns)}; "
+                "remove it, and name the link in the experiment"
+            )
+        if link is not None:
+            notes.append("rates: not used by a device here; import them again without --profile")
+        return import_parts(name, down, description, profile, None)
     except ValueError as exc:
-        hint = "give the uplink as a second file or with --up-rate"
-        raise UsageError(f"{options.down}: {exc}; {hint}") from exc
+        raise UsageError(f"{options.down}: {exc}") from exc
 
 
 def _queue(options: argparse.Namespace) -> LinkQueue:
@@ -113,13 +273,11 @@ def _columns(text: str | None) -> dict[str, Column] | None:
 
 def _read(
     path: Path,
+    options: argparse.Namespace,
     step_s: float | None,
     columns: dict[str, Column] | None,
-    rule: GapRule,
     gap_s: float | None,
     notes: list[str],
-    *,
-    as_is: bool,
 ) -> Trace:
     """Return the trace of a file, and append what was changed in it to `notes`."""
     content, where = read_file(path), str(path)
@@ -130,17 +288,60 @@ def _read(
                 "remove it"
             )
         trace = parse_trace(content, where, step_s or MAHIMAHI_STEP_S)
-        if not as_is:
+        if not options.as_is:
             check_magnitudes(trace, where)
         return trace
-    if columns is None:
+    if columns is None and is_iperf(content):
+        tests = read_iperf(content, where)
+        if len(tests) > 1:
+            raise UsageError(
+                f"{path}: must be one test, got {len(tests)}; make a link of each: --split"
+            )
+        trace = tests[0].trace
+        notes.append(f"{path.name}: {tests[0].line}")
+    elif columns is None and is_tegrastats(content):
+        log = read_tegrastats(content, where, _nominal(options), _interval(options))
+        trace = log.trace
+        notes += [f"{path.name}: {line}" for line in log.lines]
+    elif columns is None:
         trace = parse_trace(content, where)
     else:
         found = read_columns(content, where, columns)
         trace = found.trace
         notes.append(f"{path.name}: {found}")
-    if not as_is:
+    if not options.as_is:
         check_magnitudes(trace, where)
+    return _bridged(path, trace, options.gaps, step_s, gap_s, notes)
+
+
+def _nominal(options: argparse.Namespace) -> float | None:
+    if options.nominal is None:
+        return None
+    try:
+        mhz = float(options.nominal.lower().removesuffix("mhz"))
+    except ValueError:
+        mhz = 0.0
+    if not 0.0 < mhz < 1e5:
+        raise UsageError(f"--nominal: must be a clock in MHz, got {options.nominal}; 1479 is usual")
+    return mhz
+
+
+def _interval(options: argparse.Namespace) -> float | None:
+    seconds = None if options.interval is None else _number("--interval", options.interval)
+    if seconds is not None and seconds <= 0.0:
+        raise UsageError(f"--interval: must be more than 0, got {options.interval}; 1s is usual")
+    return seconds
+
+
+def _bridged(
+    path: Path,
+    trace: Trace,
+    rule: GapRule,
+    step_s: float | None,
+    gap_s: float | None,
+    notes: list[str],
+) -> Trace:
+    """Return a trace whose gaps follow the rule, averaged over steps, and note the gaps."""
     try:
         trace, gaps = bridge_gaps(trace, rule, gap_s)
         if gaps.count:
@@ -154,6 +355,8 @@ def _check_imported(path: Path, imported: Imported) -> None:
     """Check that the new files can be loaded, before they are written."""
     with tempfile.TemporaryDirectory(prefix="fairbed-import-") as folder:
         _write(Path(folder), imported, force=True)
+        if path.name not in imported.files:
+            return
         problems = profiles.check(Path(folder) / path.name)
     if problems:
         raise UsageError(problems[0].replace(folder, str(path.parent)))
@@ -187,6 +390,7 @@ def _name_of(path: Path) -> str:
         ".up",
         ".log",
         ".txt",
+        ".json",
     ):
         stem = stem.removesuffix(ending)
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:32].strip("-") or "link"
@@ -194,7 +398,7 @@ def _name_of(path: Path) -> str:
 
 def _number(option: str, text: str) -> float:
     try:
-        return rate_bps(text) if option == "--up-rate" else duration_s(text)
+        return rate_bps(text) if option.endswith("-rate") else duration_s(text)
     except ValueError as exc:
         raise UsageError(f"{option}: {exc}") from exc
 

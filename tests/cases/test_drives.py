@@ -1,0 +1,121 @@
+"""Files with several drives, one direction, or no link: each is imported as the thing it is."""
+
+from pathlib import Path
+
+import pytest
+
+from fairbed import profiles
+from fairbed.testbed.cli.main import main
+
+FILES = Path(__file__).parent / "files"
+
+
+def imported(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -> list[str]:
+    texts = [str(argument) for argument in arguments]
+    assert main(["profiles", "import", *texts, "--to", str(out), "--name", "x"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def refused(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -> str:
+    texts = [str(argument) for argument in arguments]
+    assert main(["profiles", "import", *texts, "--to", str(out), "--name", "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def advised(line: str, option: str) -> list[str]:
+    """Return the option of an advice, and the value that it gives."""
+    return [option, line.partition(f"{option} ")[2].split()[0].rstrip(",;")]
+
+
+def test_an_uplink_needs_the_rate_that_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, tmp_path, FILES / "uponly.csv", "--up-rate", "5mbit")
+    imported(capsys, tmp_path, FILES / "uponly.csv", *advised(line, "--down-rate"))
+    link = profiles.load_link(tmp_path / "x.toml").link
+    assert (link.down_bps, link.up_bps) == (20e6, 5.5e6)
+    both = ("--down-rate", "1mbit", "--up-rate", "1mbit")
+    assert "at most one rate beside a trace" in refused(
+        capsys, tmp_path, FILES / "uponly.csv", *both
+    )
+
+
+def test_a_file_of_drives_gives_a_link_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("t_s,mbps\n0,1\n1,3\n0,5\n1,7\n0,5\n1,7\n0,0\n1,0\n0,9\n")
+    line = refused(capsys, tmp_path, path)
+    assert "sort the rows" not in line
+    lines = imported(capsys, tmp_path, path, *advised(line, "--split"))
+    assert [profiles.load_link(tmp_path / f"x-{n}.toml").link.down_bps for n in (1, 2)] == [
+        2e6,
+        6e6,
+    ]
+    assert any("1 drives of one row, 1 that repeat another left out" in each for each in lines)
+    assert any(each.startswith("x-3: left out: ") for each in lines)
+    assert not (tmp_path / "x-3.toml").exists()
+    assert main(["profiles", "check", str(tmp_path / "x-2.toml")]) == 0
+
+
+def test_the_advice_for_a_column_of_names_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "buses.csv"
+    path.write_text("trace,t_s,mbps\nbus 1,0,1\nbus 1,1,3\nbus 2,0,5\nbus 2,1,7\n")
+    lines = imported(capsys, tmp_path, path, *advised(refused(capsys, tmp_path, path), "--split"))
+    assert lines[1].endswith("(bus 2)")
+    assert profiles.load_link(tmp_path / "x-2.toml").title == "Link imported from buses.csv (bus 2)"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("t_s,clock_ratio\n0,1\n1,0.5\n", "clock", 0.75),
+        ("t_s,background_load\n0,1\n1,3\n", "busy", 2.0),
+        ("t_s,background_load\n0,4\n1,4\n", "busy", 3.99),
+        ("t_s,available\n0,1\n1,0\n", "available", 0.5),
+    ],
+)
+def test_a_log_without_a_link_is_a_part_of_a_profile(
+    text: str, key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    lines = imported(capsys, tmp_path, path)
+    assert any(line.startswith("for a profile: ") for line in lines)
+    assert not (tmp_path / "x.toml").exists()
+    imported(capsys, tmp_path, path, "--profile", "raspberry-pi-4b", "--force")
+    profile = profiles.load(tmp_path / "x.toml")
+    number = profile.availability.share if key == "available" else getattr(profile, key)  # type: ignore[union-attr]  # given
+    assert (number.value, number.tag) == (value, "measured")
+    assert profile.cores == profiles.load("raspberry-pi-4b").cores
+    assert "must have a rate beside --up-rate" in refused(
+        capsys, tmp_path, path, "--up-rate", "1mbit"
+    )
+
+
+def test_a_log_of_tegrastats_becomes_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "jetson.log"
+    path.write_text("RAM 1/2MB CPU [90%@1000,0%@1000]\nRAM 1/2MB CPU [90%@500,10%@500]\n")
+    lines = imported(capsys, tmp_path, path, "--profile", "jetson-nano", "--interval", "2s")
+    assert any("relative to 1000 MHz, the highest in the log" in line for line in lines)
+    profile = profiles.load(tmp_path / "x.toml")
+    assert profile.clock is not None
+    assert (profile.background_load, profile.clock.value) == (0.95, 0.75)
+
+
+def test_two_tests_of_iperf_make_both_directions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for reverse, rate in ((0, "2e6"), (1, "8e6")):
+        (tmp_path / f"{reverse}.json").write_text(
+            f'{{"start": {{"test_start": {{"reverse": {reverse}}}}}, "intervals": [{{"sum": '
+            f'{{"start": 0, "end": 1, "bits_per_second": {rate}}}}}]}}'
+        )
+    imported(capsys, tmp_path, tmp_path / "0.json", tmp_path / "1.json")
+    link = profiles.load_link(tmp_path / "x.toml").link
+    assert (link.down_bps, link.up_bps) == (8e6, 2e6)
