@@ -162,9 +162,10 @@ def test_a_part_that_raises_is_one_line_and_leaves_nothing(folder: Path) -> None
     for start in starts:
         with pytest.raises(UsageError) as caught:
             start(SMALL, set={"selection.policy": "broken"}, out="out")
+        line = broken.__code__.co_firstlineno + 2
         assert str(caught.value) == (
             "selector broken: must be made from selection.options {}, got ZeroDivisionError: "
-            "no luck; correct the options"
+            f"no luck ({__file__}, line {line}); correct the options"
         )
         assert list(folder.iterdir()) == []
 
