@@ -139,6 +139,20 @@ class Encoding:
             np.int64,
         )
 
+    def columns_of_x(self, most: int) -> str:
+        """Return the names of the columns of x in at most `most` characters."""
+        names = [
+            name
+            for feature in self.features
+            for name in (
+                [f"{feature.name}={category}" for category in feature.categories]
+                or [feature.name] * feature.width
+            )
+        ]
+        text = ", ".join(names)
+        end = f", ... ({len(names):,} in all)"
+        return text if len(text) <= most else text[: most - len(end)] + end
+
     def take(self, rows: Ints) -> "Encoding":
         """Return the encoding of some rows."""
         return replace(self, gaps=None if self.gaps is None else self.gaps[rows])
