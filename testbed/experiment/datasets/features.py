@@ -32,6 +32,9 @@ MATCHES = 10
 """Rows that must agree beyond the first of each class: two values agree by chance in 0.001 of
 cases."""
 
+MIN_USERS = 5
+"""With fewer users, consecutive numbers such as their ages may be chance."""
+
 EXACT = 1 << 53
 """Whole numbers beyond it are not exact as floats, and no measurement has so many digits."""
 
@@ -322,7 +325,7 @@ def _copies(per_group: Floats, group: Groups) -> Verdict:
         span = float(distinct[-1] - distinct[0])
         is_number = (distinct == np.round(distinct)).all() and (
             len(found) * (len(found) - 1) > SURPRISE * span
-            or (distinct[0] in (0, 1) and span == len(found) - 1)
+            or (span == len(found) - 1 and (distinct[0] in (0, 1) or len(found) >= MIN_USERS))
         )
         return Verdict("repeats data.device" if is_copy and is_number else "")
     if is_copy:
