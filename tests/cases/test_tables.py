@@ -111,6 +111,11 @@ def within(groups: np.ndarray[Any, Any], first: int = 0) -> list[int]:
         ("k", PERMUTED + 1, "numbers the rows, 1 .. 120 in another order"),
         ("k", PERMUTED + 7_000_000_000, "numbers the rows, 7000000000 .. 7000000119"),
         ("k", RNG.choice(1000, N, replace=False), "identifies the examples: 120 different whole"),
+        (
+            "k",
+            [k - (k % 30 == 29) for k in range(N)],
+            "identifies the examples: 116 different whol",
+        ),
         ("k", 16_777_216 + RNG.choice(900, N, replace=False), "identifies the examples"),
         ("id", RNG.choice(10**7, N, replace=False), "identifies the examples"),
         ("PassengerId", RNG.choice(10**7, N, replace=False), "identifies the examples"),
@@ -122,11 +127,11 @@ def within(groups: np.ndarray[Any, Any], first: int = 0) -> list[int]:
         ("s", [f"2024-03-{1 + k % 28:02d}" for k in range(N)], "dates or times"),
         ("s", [f"{k % 24:02d}:30" for k in range(N)], "dates or times"),
         ("s", [f"2024-03-01T{k % 24:02d}:00:00Z" for k in range(N)], "dates or times"),
-        ("c", [7] * N, "one value in every row"),
-        ("c", ["0.0"] * N, "one value in every row"),
-        ("c", ["on"] * N, "one value in every row"),
-        ("c", ["", *["on"] * (N - 1)], "one value in every row"),
-        ("c", ["NA", *[3] * (N - 1)], "one value in every row"),
+        ("c", [7] * N, "only one value"),
+        ("c", ["0.0"] * N, "only one value"),
+        ("c", ["on"] * N, "only one value"),
+        ("c", ["", *["on"] * (N - 1)], "only one value"),
+        ("c", ["NA", *[3] * (N - 1)], "only one value"),
         ("c", [""] * N, "no value"),
         ("c", ["nan", "?"] * (N // 2), "no value"),
         ("l", Y, "repeats the label"),
@@ -146,7 +151,8 @@ def test_a_column_that_tells_nothing_is_left_out(
     assert use_of(data, shown).startswith(f"left out: {reason}")
     (note,) = data.notes
     assert note.startswith(f"column {shown!r} left out: {reason}")
-    assert note.endswith('; to use it, list the columns in data.features, or ["*"] for all')
+    use = 'to use it, list the columns in data.features, or ["*"] for all'
+    assert note.endswith("; fill it" if reason == "no value" else f"; {use}")
 
 
 @pytest.mark.parametrize(
@@ -193,6 +199,15 @@ def test_one_hot_columns_of_the_label_are_left_out(tmp_path: Path, first: int) -
         ("v", np.where(RNG.random(N) < 0.1, -999, RNG.integers(0, 60, N)), "has -999 in "),
         ("v", np.where(RNG.random(N) < 0.1, 9999, RNG.integers(0, 60, N)), "has 9999 in "),
         ("zip", [f"0{k}" for k in RNG.integers(1000, 1040, N)], "has codes such as '0"),
+        ("v", np.where(np.arange(N) == 9, -999, RNG.integers(0, 60, N)), "has -999 in 1 rows"),
+        ("v", np.where(RNG.random(N) < 0.1, -99, RNG.integers(0, 60, N)), "has -99 in "),
+        ("v", np.where(RNG.random(N) < 0.1, 9.96921e36, A), "has 9.96921e+36 in "),
+        ("v", np.where(RNG.random(N) < 0.1, 1e20, A), "has 1e+20 in "),
+        ("v", np.where(RNG.random(N) < 0.1, 99, RNG.integers(0, 100, N)), ""),
+        ("day", [f"2024{1 + k % 12:02d}{1 + k % 28:02d}" for k in PERMUTED], "looks like dates, 2"),
+        ("t", [1_700_000_000 + int(k) for k in RNG.integers(0, 86_400, N)], "is rounded by up to "),
+        ("phone", [f"+49{k:010d}" for k in RNG.integers(0, 10**10, N)], "may identify the examp"),
+        ("bytes", RNG.integers(0, 10**8, N), ""),
         ("store_id", RNG.integers(0, 30, N), "has the name of an identifier"),
     ],
 )
@@ -276,6 +291,9 @@ def test_categories_are_one_hot_in_their_order(
         ([1, 2, 3, "error"] * (N // 4), {}, "finite number in every row, got 'error' in row 4"),
         ([1, 2, 3, "inf"] * (N // 4), {}, "finite number in every row, got 'inf' in row 4"),
         ([1, 2, 3, "1e39"] * (N // 4), {}, "got '1e39' in row 4"),
+        (["1 234", "12 345"] * (N // 2), {}, "without unit or separator, got"),
+        ([1, 2, 3, "#DIV/0!"] * (N // 4), {}, "got '#DIV/0!' in row 4"),
+        (["cm", *range(N - 1)], {}, "got 'cm' in row 1"),
         (RED, {"features": ("z",)}, "data.features must name its columns besides label"),
         (RED, {"features": ("y",)}, "data.features must name its columns besides label"),
         (RED, {"categories": ("w*",)}, "data.categories must name its columns"),
@@ -424,6 +442,15 @@ def test_a_column_without_a_value_in_training_rows_is_zero(tmp_path: Path) -> No
     assert x[:, 1].tolist() == [1, 2, *[0] * (N - 2)]
 
 
+def test_a_header_without_the_names_of_rows_has_true_advice(tmp_path: Path) -> None:
+    rows = "".join(f"{k},{a},{y}\n" for k, (a, y) in enumerate(zip(A, Y, strict=True)))
+    (tmp_path / "own.csv").write_text("a,y\n" + rows)
+    with pytest.raises(DatasetError, match=r"name every column in the header, and give each row"):
+        load(DataConfig(source=str(tmp_path / "own.csv"), label="y"), 0, {})
+    (tmp_path / "own.csv").write_text(",a,y\n" + rows)
+    assert load(DataConfig(source=str(tmp_path / "own.csv"), label="y"), 0, {}).x_shape == (1,)
+
+
 def test_types_of_parquet(tmp_path: Path) -> None:
     columns = {
         "flag": pa.array([True, False, None] * 40),
@@ -456,7 +483,7 @@ def test_constant_pixels_are_one_line(tmp_path: Path) -> None:
     assert data.x_shape == (36,)
     (note,) = data.notes
     assert note.startswith(
-        "30 columns, 'p0', 'p1', 'p2', 'p3', 'p4' and 25 more, left out: one val"
+        "30 columns, 'p0', 'p1', 'p2', 'p3', 'p4' and 25 more, left out: only one"
     )
 
 

@@ -14,6 +14,7 @@ from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.features import (
     MAX_AUTOMATIC,
     MAX_CATEGORIES,
+    NO_VALUE,
     Encoding,
     Feature,
     Groups,
@@ -361,8 +362,8 @@ def _notes(judged: Sequence[_Judged], choice: Choice) -> Iterator[str]:
         elif column.note:
             by_note.setdefault(column.note, []).append(feature.name)
     for reason, names in by_reason.items():
-        out = f"{_columns(names)} left out: {reason}"
-        yield f'{out}; to use it, list the columns in data.features, or ["*"] for all'
+        use = 'to use it, list the columns in data.features, or ["*"] for all'
+        yield f"{_columns(names)} left out: {reason}; {'fill it' if reason == NO_VALUE else use}"
     for note, names in by_note.items():
         yield f'{_columns(names)} {note}; to leave it out, set data.features = ["!{names[0]}"]'
     one_hot = [
@@ -371,9 +372,10 @@ def _notes(judged: Sequence[_Judged], choice: Choice) -> Iterator[str]:
         if c.feature.categories and c.feature.name not in choice.categories
     ]
     if one_hot:
+        first = one_hot[0].split("'")[1]
         yield (
-            f"{_listed(one_hot)}: text, one column of x for each category; data.features leaves "
-            "columns out"
+            f"{_listed(one_hot)}: text, one column of x for each category; to leave it out, set "
+            f'data.features = ["!{first}"]'
         )
     gaps = [c.feature for c in judged if c.feature.width and c.feature.missing]
     if gaps:

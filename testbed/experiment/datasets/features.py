@@ -18,15 +18,25 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 MAX_AUTOMATIC = 50
 """Most different texts of a column that is one-hot encoded without being named."""
 
+NO_VALUE = "no value"
+"""Why a column without any value is left out."""
+
 MAX_CATEGORIES = 1_000
 """Most columns of x that one column of categories becomes."""
 
 MIN_ROWS = 8
 """With fewer rows, values in order or a match with the label may be chance."""
 
-SURPRISE = 13.8
-"""-2 ln 0.001: n whole numbers drawn from a range r all differ with a probability of about
-exp(-n (n - 1) / 2r), which is below 0.001 if n (n - 1) > 13.8 r."""
+SURPRISE = 6.9
+"""-ln 0.001: of n whole numbers drawn from a range r, m = n (n - 1) / 2r pairs are equal on
+average, and none with a probability of about exp(-m), which is below 0.001 if m is larger."""
+
+DEVIATIONS = 3.1
+"""Fewer equal pairs than the mean by this number of its standard deviations, sqrt(m), have a
+probability below 0.001."""
+
+MAX_REPEATED = 0.1
+"""Largest share of rows with a repeated identifier: rows that the file has twice."""
 
 MATCHES = 10
 """Rows that must agree beyond the first of each class: two values agree by chance in 0.001 of
@@ -37,6 +47,17 @@ MIN_USERS = 5
 
 EXACT = 1 << 53
 """Whole numbers beyond it are not exact as floats, and no measurement has so many digits."""
+
+FAR = 1e6
+"""A repeated value so many times as large as the others is no measurement."""
+
+ROUNDED = 1e-4
+"""Rounding by a larger share of the range is stated."""
+
+LONG = 1e9
+"""Whole numbers of ten digits or more are seldom measurements if all differ."""
+
+FIRST_DAY, LAST_DAY = 1900_01_01, 2100_12_31
 
 _INDEX = re.compile(
     r"(unnamed: *\d+(\.\d+)?|index|level_\d+|__index_level_\d+__|row\.?names?)", re.I
@@ -51,7 +72,8 @@ _DATE = re.compile(
 _QUANTITY = re.compile(
     r"([$€£¥] ?)?(?P<n>[-+]?\d[\d,.' ]*)(e[-+]?\d+)?\s*(?P<unit>[a-zµμ°²³/]{1,6}|%|[$€£¥])?", re.I
 )
-_SENTINEL = re.compile(r"-?(9{3,}|8{3,})")
+_SENTINEL = re.compile(r"-?(9{2,}|8{2,})")
+_IDENTIFIES = "identifies the examples: {:,} different whole numbers in {:,} rows"
 
 Kind: TypeAlias = Literal["number", "whole", "text", ""]
 """Empty: it was not read."""
@@ -281,11 +303,11 @@ def unit_of(texts: Sequence[str]) -> str | None:
 
 def _by_name_or_constant(name: str, distinct: int, found: NDArray[Any]) -> str:
     if not len(found):
-        return "no value"
+        return NO_VALUE
     if _NUMBERS_ROWS.fullmatch(name):
         return "no name, as the index that pandas writes"
     if distinct == 1 and bool((found == found[0]).all()):
-        return "one value in every row"
+        return "only one value"
     return ""
 
 
@@ -324,7 +346,7 @@ def _copies(per_group: Floats, group: Groups) -> Verdict:
     if group.key == "device":
         span = float(distinct[-1] - distinct[0])
         is_number = (distinct == np.round(distinct)).all() and (
-            len(found) * (len(found) - 1) > SURPRISE * span
+            _pairs(len(found), span) > SURPRISE
             or (span == len(found) - 1 and (distinct[0] in (0, 1) or len(found) >= MIN_USERS))
         )
         return Verdict("repeats data.device" if is_copy and is_number else "")
@@ -375,15 +397,25 @@ def _counts(name: str, values: Floats, known: Bools, groups: Sequence[Groups]) -
     if low in (0.0, 1.0) and _begins_again(name, values, known, groups):
         return "counts rows, and begins again"
     is_named = _IDENTIFIER.fullmatch(name) or _CAMEL.fullmatch(name) or _INDEX.fullmatch(name)
-    is_narrow = n * (n - 1) > SURPRISE * (high - low)
-    if not (is_narrow or is_named or max(abs(low), abs(high)) > EXACT):
+    pairs = _pairs(n, high - low)
+    if not (pairs > SURPRISE or is_named or max(abs(low), abs(high)) > EXACT):
         return ""
+    repeated = 0
     for part in (found[:1000], found):
-        if len(np.unique(part)) < len(part):
+        repeated = len(part) - len(np.unique(part))
+        if repeated > 2 * MAX_REPEATED * len(part):
             return ""
-    if is_narrow and high - low == n - 1:
+    if high - low == n - 1 and not repeated:
         return f"numbers the rows, {low:.12g} .. {high:.12g} in another order"
-    return f"identifies the examples: {n:,} different whole numbers"
+    is_rare = pairs - DEVIATIONS * pairs**0.5 > repeated if repeated else pairs > SURPRISE
+    if repeated > MAX_REPEATED * n or not (is_rare or (is_named and not repeated)):
+        return "" if repeated or max(abs(low), abs(high)) <= EXACT else _IDENTIFIES.format(n, n)
+    return _IDENTIFIES.format(n - repeated, n)
+
+
+def _pairs(n: int, span: float) -> float:
+    """Return the equal pairs that n whole numbers of a range have by chance."""
+    return n * (n - 1) / max(2 * span, 1.0)
 
 
 def _begins_again(name: str, values: Floats, known: Bools, groups: Sequence[Groups]) -> bool:
@@ -407,13 +439,16 @@ def _begins_again(name: str, values: Floats, known: Bools, groups: Sequence[Grou
 def _doubt(name: str, found: Floats, is_whole: bool) -> str:
     """Return what is unusual about numbers that are used; empty if nothing is."""
     for marker in (float(found.min()), float(found.max())):
-        if not _SENTINEL.fullmatch(f"{marker:.0f}"):
+        is_usual = _SENTINEL.fullmatch(f"{marker:.0f}") is not None
+        if not is_usual and abs(marker) < FAR:
             continue
         others = found[found != marker]
-        distance = min(abs(others.min() - marker), abs(others.max() - marker))
-        if len(found) - len(others) > 1 and distance > np.ptp(others):
+        times = len(found) - len(others)
+        size, distance = np.abs(others).max(), np.abs(others - marker).min()
+        is_huge = times > 1 and abs(marker) > FAR * size > 0
+        if is_huge or (is_usual and distance > np.ptp(others)):
             return (
-                f"has {marker:.0f} in {len(found) - len(others):,} rows, far from "
+                f"has {marker:.6g} in {times:,} rows, far from "
                 f"{others.min():.6g} .. {others.max():.6g}; if it stands for a missing value, "
                 "leave these fields empty"
             )
@@ -428,6 +463,19 @@ def _doubt(name: str, found: Floats, is_whole: bool) -> str:
             return "counts up and begins again, as the number of a row"
         if is_even:
             return "rises evenly over the rows, as their number"
+    low, high = float(found.min()), float(found.max())
+    if is_whole and low >= FIRST_DAY and high <= LAST_DAY:
+        month, day = found // 100 % 100, found % 100
+        if month.max() <= 12 and day.max() <= 31 and month.min() > 0 and day.min() > 0:
+            return f"looks like dates, {low:.0f} .. {high:.0f}, and is used as a number"
+    rounded = np.abs(found.astype(np.float32) - found).max()
+    if rounded > ROUNDED * (high - low):
+        return f"is rounded by up to {rounded:.3g} in float32; subtract {low:.12g} from it"
+    if is_whole and max(abs(low), abs(high)) >= LONG and len(np.unique(found)) == len(found):
+        return (
+            f"has {len(found):,} different whole numbers, {low:.12g} .. {high:.12g}: it may "
+            "identify the examples, and is not scaled"
+        )
     is_named = _IDENTIFIER.fullmatch(name) or _CAMEL.fullmatch(name)
     if is_whole and is_named and len(np.unique(found)) > 2:
         return "has the name of an identifier and is used as a number; [data] categories has others"

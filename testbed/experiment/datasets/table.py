@@ -1,5 +1,6 @@
 """Load examples from a table: text (CSV) or a `.parquet` file, read by pyarrow in batches."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,8 @@ EXPANSION = 4
 
 BATCH_ROWS = 1 << 16
 """Rows of a Parquet file in memory at a time, besides the examples."""
+
+_OTHER_WIDTH = re.compile(r"Expected \d+ columns?, got \d+")
 
 LARGE = 1 << 23
 """float32 has no fractions above it."""
@@ -463,6 +466,9 @@ def _short(value: Any) -> str:
 
 def _damaged(path: Path, exc: Exception) -> DatasetError:
     reason = getattr(exc, "strerror", None) or " ".join(str(exc).split())[:200]
+    what_to_do = "check the file"
+    if _OTHER_WIDTH.search(reason):
+        what_to_do = "name every column in the header, and give each row as many values"
     return DatasetError(
-        str(path), f"must be a readable {path.suffix} file, got: {reason}", "check the file"
+        str(path), f"must be a readable {path.suffix} file, got: {reason}", what_to_do
     )
