@@ -477,6 +477,21 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     }
 
 
+def test_an_index_with_a_name_is_known_from_parquet(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    index = pandas.Index(RNG.choice(10**6, N), name="plot")
+    pandas.DataFrame({"a": A, "b": B, "y": Y}, index=index).to_parquet(tmp_path / "own.parquet")
+    data = load(DataConfig(source=str(tmp_path / "own.parquet"), label="y"), 0, {})
+    assert_only_a_and_b(data)
+    assert data.notes[0].startswith("column 'plot' left out: the index of the table in pandas;")
+
+
+def test_markers_are_named_also_in_columns_that_the_user_has_named(tmp_path: Path) -> None:
+    values = {"v": [-999, *range(N - 1)], "y2": Y}
+    data = read(tmp_path, values, features=("a", "v", "y2"))
+    assert [note[:30] for note in data.notes] == ["column 'v' has -999 in 1 rows,"]
+
+
 def test_constant_pixels_are_one_line(tmp_path: Path) -> None:
     pixels = {f"p{k}": [0] * N if k < 30 else RNG.integers(0, 17, N) for k in range(64)}
     data = read(tmp_path, pixels)

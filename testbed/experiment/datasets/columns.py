@@ -92,6 +92,8 @@ class Columns:
     texts: dict[int, "Texts"]
     exact: dict[int, Floats] = field(default_factory=dict)
     """Numbers too large for float32."""
+    index: frozenset[str] = frozenset()
+    """Names of those that pandas has written as an index."""
     zeros: dict[int, str] = field(default_factory=dict)
     """Examples of whole numbers that begin with a zero."""
 
@@ -232,7 +234,7 @@ def _judged(
         missing = len(values) - len(known)
         low, high = (float(known.min()), float(known.max())) if len(known) else (None, None)
         if name not in choice.categories:
-            verdict = judge_numbers(name, values, groups)
+            verdict = judge_numbers(name, values, groups, is_index=name in columns.index)
             feature = Feature(
                 name=name, kind=kind, low=low, high=high, missing=missing, use="number", width=1
             )
@@ -240,7 +242,8 @@ def _judged(
             if code and verdict == Verdict():
                 verdict = Verdict(
                     note=f"has codes such as {code!r}, read as numbers; for categories, set "
-                    f'data.categories = ["{name}"]'
+                    f'data.categories = ["{name}"]',
+                    is_of_values=True,
                 )
             return _with_verdict(number, feature, None, verdict, choice)
         distinct, codes = np.unique(values, return_inverse=True)
@@ -258,7 +261,14 @@ def _judged(
         shown = ", ".join([*(_short_text(value) for value in names[:3])])
         shown += f", ... ({more}{n_texts:,})" if n_texts > 3 else ""
         missing = int((codes < 0).sum())
-    verdict = judge_text(name, codes, names, groups, is_named=name in choice.categories)
+    verdict = judge_text(
+        name,
+        codes,
+        names,
+        groups,
+        is_named=name in choice.categories,
+        is_index=name in columns.index,
+    )
     feature = Feature(
         name=name,
         kind=kind,
@@ -282,7 +292,7 @@ def _with_verdict(
     if verdict.reason and (not choice.is_named or not feature.has_values):
         use = f"left out: {verdict.reason}"
         return _Judged(number, replace(feature, use=use, width=0, categories=()))
-    note = "" if choice.is_named else verdict.note
+    note = "" if choice.is_named and not verdict.is_of_values else verdict.note
     return _Judged(number, feature, codes, note, verdict.indicates)
 
 

@@ -48,6 +48,9 @@ MIN_USERS = 5
 EXACT = 1 << 53
 """Whole numbers beyond it are not exact as floats, and no measurement has so many digits."""
 
+LARGE = 1 << 23
+"""float32 has no fractions above it."""
+
 FAR = 1e6
 """A repeated value so many times as large as the others is no measurement."""
 
@@ -136,6 +139,8 @@ class Verdict:
     """Why it is left out; empty if it is used."""
     note: str = ""
     """Why it is perhaps none, though it is used; empty: no doubt."""
+    is_of_values: bool = False
+    """The note is about values, which matters for a column that the user has named, too."""
     indicates: int = -1
     """The one class that it marks with a value of its own; -1: no such class."""
 
@@ -219,17 +224,20 @@ class Encoding:
         return x
 
 
-def judge_numbers(name: str, values: Floats, groups: Sequence[Groups]) -> Verdict:
+def judge_numbers(
+    name: str, values: Floats, groups: Sequence[Groups], *, is_index: bool = False
+) -> Verdict:
     """Return whether a column of numbers is a feature.
 
     Args:
         name: Name of the column.
         values: Its values, shape (n,); NaN is missing.
         groups: The classes, and the users if there are any.
+        is_index: pandas has written it as the index of its table.
     """
     known = ~np.isnan(values)
     found = values[known]
-    if reason := _by_name_or_constant(name, len(np.unique(found[:1000])), found):
+    if reason := _by_name_or_constant(name, len(np.unique(found[:1000])), found, is_index):
         return Verdict(reason)
     if len(found) < MIN_ROWS:
         return Verdict()
@@ -241,7 +249,8 @@ def judge_numbers(name: str, values: Floats, groups: Sequence[Groups]) -> Verdic
         return Verdict(reason)
     if verdict != Verdict():
         return verdict
-    return Verdict(note=_doubt(name, found, is_whole))
+    note = _odd_values(found, is_whole)
+    return Verdict(note=note or _doubt(name, found, is_whole), is_of_values=bool(note))
 
 
 def judge_text(
@@ -251,6 +260,7 @@ def judge_text(
     groups: Sequence[Groups],
     *,
     is_named: bool = False,
+    is_index: bool = False,
 ) -> Verdict:
     """Return whether a column of text is a feature.
 
@@ -261,10 +271,11 @@ def judge_text(
         categories: The texts.
         groups: The classes, and the users if there are any.
         is_named: The user has named it as a column of categories.
+        is_index: pandas has written it as the index of its table.
     """
     known, distinct = codes >= 0, len(categories)
     n = int(known.sum())
-    if reason := _by_name_or_constant(name, distinct, codes[known]):
+    if reason := _by_name_or_constant(name, distinct, codes[known], is_index):
         return Verdict(reason)
     if n < MIN_ROWS:
         return Verdict()
@@ -301,11 +312,13 @@ def unit_of(texts: Sequence[str]) -> str | None:
     return found[0]
 
 
-def _by_name_or_constant(name: str, distinct: int, found: NDArray[Any]) -> str:
+def _by_name_or_constant(name: str, distinct: int, found: NDArray[Any], is_index: bool) -> str:
     if not len(found):
         return NO_VALUE
     if _NUMBERS_ROWS.fullmatch(name):
         return "no name, as the index that pandas writes"
+    if is_index:
+        return "the index of the table in pandas"
     if distinct == 1 and bool((found == found[0]).all()):
         return "only one value"
     return ""
@@ -436,8 +449,8 @@ def _begins_again(name: str, values: Floats, known: Bools, groups: Sequence[Grou
     return False
 
 
-def _doubt(name: str, found: Floats, is_whole: bool) -> str:
-    """Return what is unusual about numbers that are used; empty if nothing is."""
+def _odd_values(found: Floats, is_whole: bool) -> str:
+    """Return what is unusual about the values of a column; empty if nothing is."""
     for marker in (float(found.min()), float(found.max())):
         is_usual = _SENTINEL.fullmatch(f"{marker:.0f}") is not None
         if not is_usual and abs(marker) < FAR:
@@ -452,6 +465,19 @@ def _doubt(name: str, found: Floats, is_whole: bool) -> str:
                 f"{others.min():.6g} .. {others.max():.6g}; if it stands for a missing value, "
                 "leave these fields empty"
             )
+    low, high = float(found.min()), float(found.max())
+    if is_whole and low >= FIRST_DAY and high <= LAST_DAY:
+        month, day = found // 100 % 100, found % 100
+        if month.max() <= 12 and day.max() <= 31 and month.min() > 0 and day.min() > 0:
+            return f"looks like dates, {low:.0f} .. {high:.0f}, and is used as a number"
+    rounded = np.abs(found.astype(np.float32) - found).max()
+    if max(abs(low), abs(high)) >= LARGE and rounded > ROUNDED * (high - low):
+        return f"is rounded by up to {rounded:.3g} in float32; subtract {low:.12g} from it"
+    return ""
+
+
+def _doubt(name: str, found: Floats, is_whole: bool) -> str:
+    """Return why a column that is used is perhaps no feature; empty if nothing shows it."""
     for part in (found[:100], found):
         steps = np.diff(part)
         counts_up = is_whole and ((steps == 1) | (part[1:] == found[0])).all()
@@ -464,13 +490,6 @@ def _doubt(name: str, found: Floats, is_whole: bool) -> str:
         if is_even:
             return "rises evenly over the rows, as their number"
     low, high = float(found.min()), float(found.max())
-    if is_whole and low >= FIRST_DAY and high <= LAST_DAY:
-        month, day = found // 100 % 100, found % 100
-        if month.max() <= 12 and day.max() <= 31 and month.min() > 0 and day.min() > 0:
-            return f"looks like dates, {low:.0f} .. {high:.0f}, and is used as a number"
-    rounded = np.abs(found.astype(np.float32) - found).max()
-    if rounded > ROUNDED * (high - low):
-        return f"is rounded by up to {rounded:.3g} in float32; subtract {low:.12g} from it"
     if is_whole and max(abs(low), abs(high)) >= LONG and len(np.unique(found)) == len(found):
         return (
             f"has {len(found):,} different whole numbers, {low:.12g} .. {high:.12g}: it may "

@@ -29,6 +29,7 @@ from fairbed.testbed.experiment.datasets.columns import (
     no_number,
 )
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.features import LARGE
 from fairbed.testbed.experiment.datasets.labels import MISSING
 from fairbed.testbed.experiment.datasets.own import check_memory, free_bytes, own_dataset
 from fairbed.testbed.install import install_command
@@ -40,9 +41,6 @@ BATCH_ROWS = 1 << 16
 """Rows of a Parquet file in memory at a time, besides the examples."""
 
 _OTHER_WIDTH = re.compile(r"Expected \d+ columns?, got \d+")
-
-LARGE = 1 << 23
-"""float32 has no fractions above it."""
 
 MISSING_NUMBER = frozenset(
     {"none", "-", "--", ".", "n.a.", "#na", "-nan", "1.#qnan", "-1.#ind", "1.#ind", "#null!", "\\n"}
@@ -91,6 +89,7 @@ def load_table(
             arrays["device"] = _users(path, device, keys.column(1))
         columns = _read(path, table, choice, keys.num_rows)
         table.check()
+        columns.index = table.index
         columns.exact = _exact(table, choice.used, columns)
     except TextError as exc:
         raise DatasetError(str(path), exc.problem, exc.what_to_do) from exc
@@ -113,6 +112,8 @@ class _Table:
     """Return the batches of rows (`pyarrow.RecordBatch`) of the columns of these names."""
     check: Callable[[], None] = lambda: None
     """Check what only all columns together show; raises `TextError`."""
+    index: frozenset[str] = frozenset()
+    """Columns that pandas has written as the index of its table."""
 
 
 def _open_csv(path: Path) -> _Table:
@@ -182,13 +183,15 @@ def _open_parquet(path: Path) -> _Table:
 
     with parquet.ParquetFile(path) as file:
         names = list(file.schema_arrow.names)
+        written = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+        index = frozenset(name for name in written if isinstance(name, str))
 
     def batches(columns: list[str]) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 yield batch.select(columns)
 
-    return _Table(names, batches)
+    return _Table(names, batches, index=index)
 
 
 def _keys(path: Path, table: _Table, columns: list[str], features: int) -> Any:
@@ -261,8 +264,7 @@ def _read(path: Path, table: _Table, choice: Choice, n: int) -> Columns:
 
 def _exact(table: _Table, names: list[str], columns: Columns) -> dict[int, Floats]:
     """Return the columns whose whole numbers are too large for float32, in float64."""
-    with np.errstate(invalid="ignore"):
-        large = np.flatnonzero((np.abs(columns.x) >= LARGE).any(axis=0))
+    large = np.flatnonzero(((columns.x >= LARGE) | (columns.x <= -LARGE)).any(axis=0))
     numbers = [int(number) for number in large if number not in columns.texts]
     if not numbers:
         return {}
