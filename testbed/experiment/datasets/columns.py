@@ -33,7 +33,7 @@ MAX_TEXTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `data.features` and `data.categories` say about the columns."""
+    """What `data.features` and `data.categories` are for the columns."""
 
     names: list[str]
     """All columns besides label and device."""
