@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,11 @@ CASES = Path(__file__).parent / "labels"
 N = 120
 RNG = np.random.default_rng(5)
 A, B = RNG.normal(size=N).round(3), RNG.normal(size=N).round(3)
-Y = RNG.integers(0, 3, N)
+Y: Any = RNG.integers(0, 3, N)
 USER = np.sort(RNG.integers(0, 6, N))
 NAMES = ("ash", "elm", "oak")
 PERMUTED = RNG.permutation(N)
-Columns = dict[str, Sequence[Any]]
+Columns = Mapping[str, Any]
 
 
 def write(folder: Path, columns: Columns, name: str = "own.csv") -> Path:
@@ -331,6 +331,18 @@ def test_a_table_of_one_useless_column_names_the_key_that_uses_it(tmp_path: Path
     assert (data.x[:, 0].tolist(), data.notes) == (list(range(N)), ())
 
 
+def test_a_table_without_values_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, {"k": [""] * N, "y": Y})
+    with pytest.raises(DatasetError, match=r"'k' is left out: no value; add columns$"):
+        load(DataConfig(source=str(path), label="y"), 0, {})
+
+
+def test_a_named_category_of_one_value_is_one_column_of_ones(tmp_path: Path) -> None:
+    path = write(tmp_path, {"a": [7] * N, "y": Y})
+    config = DataConfig(source=str(path), label="y", features=("a",), categories=("a",))
+    assert load(config, 0, {}).x.tolist() == [[1.0]] * N
+
+
 def test_named_columns_are_features_whatever_they_hold(tmp_path: Path) -> None:
     columns = {"": range(N), "c": [7] * N, "l": Y, "id": PERMUTED}
     assert read(tmp_path, columns).x_shape == (2,)
@@ -617,7 +629,8 @@ def test_many_columns_are_cut_to_the_length_of_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["features", "categories"])
 def test_arrays_have_no_columns(key: str) -> None:
+    keys: dict[str, Any] = {key: ("a",)}
     with pytest.raises(
         ValueError, match=rf"{key} must not be set for 'x.npz', got \['a'\]; remove"
     ):
-        DataConfig(source="x.npz", **{key: ("a",)})
+        DataConfig(source="x.npz", **keys)

@@ -1,8 +1,8 @@
 """Make x of the columns of a table that are features, with lines about the others."""
 
-import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ MAX_TEXTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `data.features` and `data.categories` are for the columns."""
+    """The choice of the user among the columns: `data.features` and `data.categories`."""
 
     names: list[str]
     """All columns besides label and device."""
@@ -61,7 +61,8 @@ class Choice:
         """
 
         def matching(key: str, pattern: str) -> set[str]:
-            found = {pattern} & set(names) or set(fnmatch.filter(names, pattern))
+            found = {name for name in names if fnmatchcase(name, pattern)}
+            found = {pattern} if pattern in names else found
             if not found:
                 shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
                 raise DatasetError(
@@ -155,8 +156,10 @@ class Encoded:
     """The examples of a table."""
 
     x: NDArray[np.float32]
+    """Shape (n, columns); a missing number is the median of all rows until the fit."""
     encoding: Encoding
     notes: tuple[str, ...]
+    """Lines about what the user has not named."""
 
 
 def encode(path: Path, choice: Choice, columns: Columns, groups: Sequence[Groups]) -> Encoded:
@@ -169,16 +172,18 @@ def encode(path: Path, choice: Choice, columns: Columns, groups: Sequence[Groups
         judged = _without_one_hot_labels(judged, groups[0].n)
     kept = [column for column in judged if column.feature.width]
     if not kept:
-        left_out = judged[0].feature
+        features = [column.feature for column in judged]
+        left_out = next((feature for feature in features if feature.has_values), features[0])
+        use = f', or set data.features = ["{left_out.name}"] to use it'
         raise DatasetError(
             str(path),
-            f"must have a column that is a feature, got {_listed([c.feature.name for c in judged])}"
+            f"must have a column that is a feature, got {_listed([f.name for f in features])}"
             f"; {left_out.name!r} is {left_out.use}",
-            f'add columns, or set data.features = ["{left_out.name}"] to use it',
+            f"add columns{use if left_out.has_values else ''}",
         )
     width = sum(column.feature.width for column in kept)
     check_memory(str(path), len(columns.x) * width * np.dtype(np.float32).itemsize)
-    if len(kept) == len(choice.used) == width and not columns.texts:
+    if len(kept) == len(choice.used) and all(column.codes is None for column in kept):
         x = columns.x
     else:
         x = np.empty((len(columns.x), width), np.float32)
@@ -195,8 +200,8 @@ def encode(path: Path, choice: Choice, columns: Columns, groups: Sequence[Groups
     for place in np.flatnonzero(has_gaps):  # until the training rows are known
         x[gaps[:, place], place] = np.median(x[~gaps[:, place], place])
     by_name = {column.feature.name: column.feature for column in judged}
-    features = tuple(by_name.get(name) or _not_chosen(name) for name in choice.names)
-    encoding = Encoding(features, gaps if has_gaps.any() else None)
+    listed = tuple(by_name.get(name) or _not_chosen(name) for name in choice.names)
+    encoding = Encoding(listed, gaps if has_gaps.any() else None)
     return Encoded(x, encoding, tuple(_notes(judged, choice)))
 
 
