@@ -100,7 +100,7 @@ def test_row_numbers_count_over_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (features(d=[*X[:-1, 0], np.inf]), "column 'd' must hold a finite number in every row, got"),
+        (features(d=[*X[:-1, 0], np.inf]), "column 'd' must hold a finite number in every row"),
         (features(d=[*X[:-1, 0], 1e300]), "1e+300"),
         (features(d=[*X[:-1, 0], -np.inf]), "in row 40; replace it (an empty field is a missing"),
         (features(d=["3"] * 39 + ["three"]), "got 'three' in row 40"),
