@@ -89,7 +89,7 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
             print(f"         classes: {_counts(status.classes)}")
         if status.features and with_classes:
             print("\n".join(f"         {line}" for line in _feature_lines(status.features)))
-        for note in status.notes:
+        for note in status.notes if with_classes else ():
             print(f"         note: {note}")
         if status.guess:
             print(f"         note: {status.guess}")
