@@ -25,6 +25,10 @@ from fairbed.wire.shard import Shard, make_shard, split, strata
 
 _log = logging.getLogger(__name__)
 
+COLUMNS_LOG = f"{__name__}.columns"
+"""Logger of the lines about columns of a table. They depend on the file only, so the processes of a
+grid, which prints them when it checks its arms, turn it off."""
+
 
 def load_examples(
     experiment: Experiment, environment: Mapping[str, str], *, always_twice: bool = False
@@ -43,7 +47,7 @@ def load_examples(
     if dataset.guess:
         _log.warning("%s: %s", dataset.source, dataset.guess)
     for note in dataset.notes:
-        _log.warning("%s: %s", dataset.source, note)
+        logging.getLogger(COLUMNS_LOG).warning("%s: %s", dataset.source, note)
     if absent := [label for label, count in dataset.class_counts() if not count]:
         _log.warning("%s: no example has the class %s", dataset.source, ", ".join(absent))
     return dataset
