@@ -235,7 +235,7 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
         path: The file.
         cache: Folder of the cache; the newest task in it is compared, also in folders below.
     """
-    from fairbed.device_agent.examples import OwnData
+    from fairbed.device_agent.examples import OwnData, same_columns
     from fairbed.device_agent.trainer import check_targets
     from fairbed.wire.scale import other_scale, scale_of
 
@@ -263,7 +263,7 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
             "data",
             "problem",
             f"x must be {spec.x_dtype} of shape {spec.x_shape} for {spec.name}, got {x.dtype} of "
-            f"shape {tuple(x.shape[1:])}",
+            f"shape {tuple(x.shape[1:])}{same_columns(task.columns)}",
             "prepare x as the data of the run",
         )
         return

@@ -24,6 +24,11 @@ Labelled: TypeAlias = tuple[Examples, Targets]
 """Examples x, shape (n, *x_shape), and their targets y, shape (n,)."""
 
 
+def same_columns(columns: str) -> str:
+    """Return what to do about x of another size beside a table (`Artifact.columns`)."""
+    return columns and f"; x must have the columns of the run's table in this order: {columns}"
+
+
 class ExampleSource(Protocol):
     """Source of the training examples for a cold device."""
 

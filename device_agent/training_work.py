@@ -30,7 +30,7 @@ from fairbed.device_agent.errors import (
     RoundFailed,
     one_line,
 )
-from fairbed.device_agent.examples import ExampleSource, Labelled
+from fairbed.device_agent.examples import ExampleSource, Labelled, same_columns
 from fairbed.device_agent.host import Host, Meter, Section
 from fairbed.device_agent.jobs import (
     NO_TASK,
@@ -238,14 +238,14 @@ class TrainingWork:
             self_check(engine)
             with self._host.pace.section("load") as meter:
                 training, held_out = examples.load(meter)
-            _check_data(engine, *training)
+            _check_data(engine, *training, columns=artifact.columns)
             n_k, n_test = len(training[1]), 0
             known = artifact.scale
             scale = None if known is None or not examples.is_own else scale_of(training[0])
             del training
             held_out = held_out or examples.held_out()
             if held_out is not None:
-                _check_data(engine, *held_out, name="test data")
+                _check_data(engine, *held_out, name="test data", columns=artifact.columns)
                 n_test = len(held_out[1])
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
@@ -676,7 +676,9 @@ def _hash_of(task: _PreparedTask) -> bytes:
     return task.manifest.sha256
 
 
-def _check_data(engine: Engine, x: Examples, y: Targets, name: str = "data") -> None:
+def _check_data(
+    engine: Engine, x: Examples, y: Targets, name: str = "data", columns: str = ""
+) -> None:
     """Check that the data fits the task.
 
     Raises:
@@ -686,7 +688,7 @@ def _check_data(engine: Engine, x: Examples, y: Targets, name: str = "data") -> 
     if x.dtype != engine.spec.x_dtype or x[0].size != int(np.prod(engine.spec.x_shape)):
         raise ValueError(
             f"{name}: examples must be {engine.spec.x_dtype} {engine.spec.x_shape}, "
-            f"got {x.dtype} {x.shape[1:]}"
+            f"got {x.dtype} {x.shape[1:]}{same_columns(columns)}"
         )
     engine.evaluate(np.zeros(engine.spec.layout.n_values, np.float32), x[:1], y[:1])
 

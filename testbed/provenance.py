@@ -53,6 +53,7 @@ def provenance(
         data_sha256=None if data is None else data_sha256(data),
         partition_sha256=None if data is None else partition_sha256(data),
         inputs={storable(name): found for name, found in (inputs or {}).items()},
+        data_notes=() if data is None else tuple(map(storable, data.dataset.notes)),
         machine=machine(),
         origins={key: storable(origin) for key, origin in (origins or {}).items()},
     )

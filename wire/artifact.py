@@ -146,6 +146,9 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """The torch module that replaces the graphs; None with graphs."""
     scale: Scale | None = None
     """Of the data set of the run; None for tokens."""
+    columns: Text = ""
+    """What the values of x are, in their order, if the run's data are a table: own data of a device
+    must be the same. Empty otherwise."""
 
     def __post_init__(self) -> None:
         if self.module is not None and (self.train or self.evaluate):

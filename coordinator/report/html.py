@@ -533,6 +533,7 @@ def _what(run: RunPage) -> Markup:
         ("machine", ", ".join(f"{name} {value}" for name, value in p.machine.items())),
         ("calibration", "" if p.calibration is None else calibrated(p.calibration)),
         ("data set", f"sha256 {p.data_sha256}" if p.data_sha256 else ""),
+        *(("columns", note) for note in p.data_notes),
         ("partition", f"sha256 {p.partition_sha256}" if p.partition_sha256 else ""),
         *((name, f"sha256 {value}") for name, value in own_inputs(p).items()),
         ("experiment hash", f"sha256 {row.config_hash}" if row.config_hash else ""),

@@ -253,6 +253,7 @@ def _provenance(p: Provenance) -> list[tuple[str, str]]:
     if p.experiment_revision and p.experiment_revision != p.git_revision:
         found.append(f"experiment git {_short(p.experiment_revision)}")
     pairs += [("data", ", ".join(found))] if found else []
+    pairs += [("columns", note) for note in p.data_notes]
     inputs = [f"{name} {value[:HASH_DIGITS]}" for name, value in own_inputs(p).items()]
     more = [f"and {len(inputs) - MAX_INPUTS} more"] if len(inputs) > MAX_INPUTS else []
     pairs += [("inputs", ", ".join([*inputs[:MAX_INPUTS], *more]))] if inputs else []

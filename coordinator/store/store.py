@@ -115,6 +115,8 @@ class Provenance(Struct, frozen=True, kw_only=True):
     inputs: dict[str, str] = {}
     """Hash of all else that the numbers depend on, by name: Fairbed, source files of the user's
     parts, files of the fleet, the whole data set, and costs of training from a run."""
+    data_notes: tuple[str, ...] = ()
+    """Columns of a table that were left out, encoded or filled without being named, in lines."""
     machine: dict[str, str] = {}
     """The machine that ran the coordinator: processor, cores, memory, system."""
     origins: dict[str, str] = {}

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -10,11 +12,15 @@ from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.data import NAMES, DataConfig, data_config
 from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
+from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.progress import Bar, progress
 
 MAX_SHOWN = 20
 """Most classes in a line."""
+
+MAX_FEATURES = 40
+"""Most lines for the columns of a table."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -59,8 +65,18 @@ def _config(what: str, options: argparse.Namespace) -> DataConfig:
     """Return the section of what was named; that of an experiment file has its own keys."""
     if what.endswith(".toml"):
         return load_experiment(Path(what)).data
-    keys = {"label": options.label, "device": options.device, "folder": options.folder}
-    return data_config(what, **keys)
+    return data_config(
+        what,
+        label=options.label,
+        device=options.device,
+        folder=options.folder,
+        features=_named(options.features),
+        categories=_named(options.categories),
+    )
+
+
+def _named(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
@@ -71,12 +87,51 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
         if status.classes and with_classes:
             print(f"         classes: {_counts(status.classes)}")
+        if status.features and with_classes:
+            print("\n".join(f"         {line}" for line in _feature_lines(status.features)))
+        for note in status.notes if with_classes else ():
+            print(f"         note: {note}")
         if status.guess:
             print(f"         note: {status.guess}")
     else:
         word = "missing" if status.name in NAMES else "failed"
         problem = status.problem.removeprefix(f"{status.name}: ")
         print(f"{word:<8} {status.name:<15} {problem}; {status.what_to_do}")
+
+
+def _feature_lines(features: Sequence[Feature]) -> list[str]:
+    """Return a table of the features; of many, columns in a row that are alike are one line."""
+    is_listed = len(features) <= MAX_FEATURES
+    groups: list[list[Feature]] = (
+        [[feature] for feature in features]
+        if is_listed
+        else [list(same) for _, same in groupby(features, lambda f: (f.kind, f.missing, f.use))]
+    )
+    rows, start = [("feature", "type", "values", "missing", "x", "used as")], 0
+    for same in groups:
+        first, width = same[0], sum(feature.width for feature in same)
+        name = first.name if len(same) == 1 else f"{first.name} .. {same[-1].name} ({len(same):,})"
+        place = f"{start} .. {start + width - 1}" if width > 1 else str(start) if width else ""
+        missing = f"{first.missing:,}" if first.kind else ""
+        rows.append((name, first.kind, _values(same), missing, place, first.use))
+        start += width
+    more = len(rows) - 1 - MAX_FEATURES
+    rows = rows[: MAX_FEATURES + 1]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [*lines, f"{more:,} more lines (--json)"] if more > 0 else lines
+
+
+def _values(same: Sequence[Feature]) -> str:
+    """Return the range of the values of columns."""
+    if len(same) == 1 and same[0].texts:
+        return same[0].texts
+    lows = [feature.low for feature in same if feature.low is not None]
+    highs = [feature.high for feature in same if feature.high is not None]
+    return f"{min(lows):.6g} .. {max(highs):.6g}" if lows else ""
 
 
 def _counts(classes: list[tuple[str, int]]) -> str:

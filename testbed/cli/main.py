@@ -345,6 +345,16 @@ def make_parser() -> argparse.ArgumentParser:
         help="data sets (default: all), your own data as in `[data] source`, or experiment files",
     )
     _data_keys(data)
+    data.add_argument(
+        "--features",
+        metavar="NAMES",
+        help="columns of a table that are features, as in `[data] features`, with commas",
+    )
+    data.add_argument(
+        "--categories",
+        metavar="NAMES",
+        help="columns of a table that are one-hot encoded, as in `[data] categories`, with commas",
+    )
     data.add_argument("--json", action="store_true", help="one JSON array on stdout")
 
     add_shape_options(command("shape", "run any command on an emulated device"))

@@ -7,6 +7,7 @@ edits of the files while it runs, and checks that each host of a cluster has the
 """
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.loading import FOLDER_VARIABLE
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.experiment.fleet import check_fleet
-from fairbed.testbed.experiment.shards import load_examples
+from fairbed.testbed.experiment.shards import COLUMNS_LOG, load_examples
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.inputs import (
     FAIRBED,
@@ -241,6 +242,7 @@ def _inputs(experiment: Experiment, dataset: Dataset | None) -> Inputs:
 
 def main() -> None:
     """Print what experiments read, as JSON."""
+    logging.getLogger(COLUMNS_LOG).disabled = True
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a plug-in prints must not mix with the answer
     opened = set[str]()

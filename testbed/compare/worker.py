@@ -4,6 +4,7 @@ Jobs are lines of JSON on standard input, outcomes lines of JSON on standard out
 the input the worker closes its run and ends, so it never outlives a grid that was killed.
 """
 
+import logging
 import os
 import queue
 import signal
@@ -30,6 +31,7 @@ from fairbed.testbed.compare.cell import (
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
+from fairbed.testbed.experiment.shards import COLUMNS_LOG
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.wire.plugins import PluginError
 
@@ -80,6 +82,7 @@ def run_job(job: CellJob, threads: int | None = 1) -> CellOutcome:
 
 def main() -> None:
     """Run jobs until standard input ends."""
+    logging.getLogger(COLUMNS_LOG).disabled = True
     jobs: queue.SimpleQueue[CellJob] = queue.SimpleQueue()
     outcomes = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a plug-in prints must not mix with the outcomes

@@ -153,6 +153,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
         seed=experiment.seed_for("data"),
         assignments=first.shards,
     )
+    dataset = data.dataset
     names = sorted(first.shards, key=first.shards.__getitem__)
     if len(names) < 2:
         raise UsageError(

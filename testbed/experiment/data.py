@@ -1,6 +1,7 @@
 """`[data]` of an experiment file: the data set, and how it is divided over the devices."""
 
 import re
+from collections.abc import Sequence
 from os.path import isdir, join
 from pathlib import PurePath
 from typing import Annotated, Final, Literal, TypeAlias
@@ -120,6 +121,13 @@ class DataConfig(Section, frozen=True, kw_only=True):
     `.parquet`), which need it."""
     device: str | None = None
     """Column of the users; only for tables; not set: the data have no users."""
+    features: tuple[str, ...] = ()
+    """Columns of a table that are features, whatever they hold: names, or patterns such as `p*`;
+    `["*"]` is every column besides label and device. With `!` before it, a column is none. Without
+    a name or pattern: every column but those that only number, name or repeat something."""
+    categories: tuple[str, ...] = ()
+    """Columns of a table that are one-hot encoded, by names or patterns; a text of up to 50
+    different values is without being named. At most 1,000 categories."""
     folder: str | None = None
     """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `source` the current folder."""
     partition: Partition | None = None
@@ -170,10 +178,11 @@ class DataConfig(Section, frozen=True, kw_only=True):
     def _misplaced(self) -> str:
         """Return why a key does not fit the data; empty if all fit."""
         name, is_own = self.name, self.is_own
-        for key in ("label", "device"):
-            if getattr(self, key) is not None and not self.is_table:
+        for key in ("label", "device", "features", "categories"):
+            if (found := getattr(self, key)) not in (None, ()) and not self.is_table:
+                shown = repr(found if isinstance(found, str) else list(found))
                 return (
-                    f"{key} must not be set for {name!r}, got {getattr(self, key)!r}; remove it, "
+                    f"{key} must not be set for {name!r}, got {shown}; remove it, "
                     "only .csv, .tsv and .parquet have columns"
                 )
         if self.folder is not None and not (is_own or self.dataset in FOLDER_NAMES):
@@ -216,7 +225,13 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
 
 def data_config(
-    what: str, *, label: str | None = None, device: str | None = None, folder: str | None = None
+    what: str,
+    *,
+    label: str | None = None,
+    device: str | None = None,
+    folder: str | None = None,
+    features: Sequence[str] = (),
+    categories: Sequence[str] = (),
 ) -> DataConfig:
     """Return the section of a data set by its name, or of the user's own data.
 
@@ -225,6 +240,8 @@ def data_config(
         label: Column of the labels.
         device: Column of the users.
         folder: Folder of the files.
+        features: Names or patterns of the columns that are features.
+        categories: Names or patterns of the columns that are one-hot encoded.
 
     Raises:
         ValueError: There is no such data set, or a key does not fit it.
@@ -236,4 +253,6 @@ def data_config(
         label=label,
         device=device,
         folder=folder,
+        features=tuple(features),
+        categories=tuple(categories),
     )

@@ -25,6 +25,10 @@ from fairbed.wire.shard import Shard, make_shard, split, strata
 
 _log = logging.getLogger(__name__)
 
+COLUMNS_LOG = f"{__name__}.columns"
+"""Logger of the lines about columns of a table. They depend on the file only, so the processes of a
+grid, which prints them when it checks its arms, turn it off."""
+
 
 def load_examples(
     experiment: Experiment, environment: Mapping[str, str], *, always_twice: bool = False
@@ -42,6 +46,8 @@ def load_examples(
     )
     if dataset.guess:
         _log.warning("%s: %s", dataset.source, dataset.guess)
+    for note in dataset.notes:
+        logging.getLogger(COLUMNS_LOG).warning("%s: %s", dataset.source, note)
     if absent := [label for label, count in dataset.class_counts() if not count]:
         _log.warning("%s: no example has the class %s", dataset.source, ", ".join(absent))
     return dataset
@@ -124,8 +130,6 @@ class FleetData:
         Raises:
             DatasetError: The data cannot be divided so, or the assignments do not fit.
         """
-        self.dataset = dataset
-        """All examples, with poisoned labels where a shard has them."""
         self._sends_held_out = sends_held_out
         self._names, self._seed, self._earlier_names = names or planned, seed, earlier_names
         self._assigned = _merged(devices, names, assignments or {}, earlier_names)
@@ -148,6 +152,9 @@ class FleetData:
         """Rows of the data set that each shard trains on."""
         self.test_rows: tuple[Ints, ...] = tuple(test for _, test in parts)
         """Rows of the data set that each shard holds out."""
+        self.dataset = dataset = dataset.fitted(np.concatenate(self.train_rows))
+        """All examples, fitted on the training rows, with poisoned labels where a shard has them.
+        """
         if poisoned:
             if dataset.is_regression:
                 raise DatasetError(

@@ -107,7 +107,7 @@ from fairbed.testbed.run_folder import (
 )
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.errors import innermost
-from fairbed.wire.messages import OperatorAnswer, OperatorCommand
+from fairbed.wire.messages import MAX_TEXT, OperatorAnswer, OperatorCommand
 from fairbed.wire.scale import scale_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import redact, redirected, with_client
@@ -875,6 +875,7 @@ def _load(
         poison_seed=experiment.seed_for("malicious"),
         sends_held_out=experiment.personalisation.is_on,
     )
+    dataset = data.dataset
     artifact = load_task(
         experiment.model.name,
         dataset.x_shape,
@@ -884,7 +885,8 @@ def _load(
         examples=dataset.x,
     )
     experiment.check_layout(artifact.spec.layout)
-    return data, msgspec.structs.replace(artifact, scale=scale_of(dataset.x))
+    columns = "" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT)
+    return data, msgspec.structs.replace(artifact, scale=scale_of(dataset.x), columns=columns)
 
 
 def _open_store(

@@ -7,6 +7,7 @@ from pathlib import Path
 from fairbed.testbed.experiment.data import FOLDER_NAMES, GROUP, NAMES, DataConfig
 from fairbed.testbed.experiment.datasets import cifar, mnist
 from fairbed.testbed.experiment.datasets.dataset import DatasetError, Origin
+from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
 from fairbed.wire.plugins import Registered, installed
 
@@ -32,6 +33,10 @@ class DatasetStatus:
     """Whether the files are the published ones; None if only their headers were read."""
     classes: list[tuple[str, int]] = field(default_factory=list)
     """Label and number of examples of each class; empty if not loaded, and for regression."""
+    features: list[Feature] = field(default_factory=list)
+    """The columns of a table, besides label and device; empty for other data."""
+    notes: list[str] = field(default_factory=list)
+    """Lines about columns that are left out, encoded or filled without being named."""
     guess: str = ""
     """Why the labels are classes or targets, if the file leaves it open; empty: no doubt."""
     problem: str = ""
@@ -117,6 +122,8 @@ def _status_by_loading(config: DataConfig, environment: Mapping[str, str]) -> Da
         n=None if data.origin == "generated" else data.n,
         origin=data.origin,
         classes=[] if data.origin == "generated" else data.class_counts(),
+        features=[] if data.encoding is None else list(data.encoding.features),
+        notes=list(data.notes),
         guess=data.guess,
         sha256="" if data.origin == "generated" else data.sha256,
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
+from fairbed.testbed.experiment.datasets.features import Encoding
 from fairbed.testbed.experiment.datasets.labels import (
     LabelError,
     Names,
@@ -82,6 +83,10 @@ class Dataset:
     """Label of each class; empty: label k is class k."""
     guess: str = ""
     """Why y are classes or targets, as long as no task decides it; empty: no doubt."""
+    encoding: Encoding | None = None
+    """How the columns of a table became x; None for other data."""
+    notes: tuple[str, ...] = ()
+    """Lines about columns that are left out, encoded or filled without being named."""
 
     @property
     def n(self) -> int:
@@ -107,16 +112,33 @@ class Dataset:
 
     @property
     def sha256(self) -> str:
-        """Hash of examples, labels and users; equal on machines of either byte order."""
+        """Hash of examples, labels and users; equal on machines of either byte order.
+
+        Missing values count as such, whatever replaces them.
+        """
         users = () if self.device_ids is None else (self.device_ids,)
-        return arrays_sha256((self.x, self.y, *users))
+        x = self.x if self.encoding is None else self.encoding.as_read(self.x)
+        return arrays_sha256((x, self.y, *users))
 
     def take(self, rows: Ints) -> "Dataset":
         """Return the examples `rows`, shape (m,), with users renumbered without gaps."""
         users = self.device_ids
         if users is not None:
             users = np.unique(users[rows], return_inverse=True)[1].astype(np.int64)
-        return replace(self, x=self.x[rows], y=self.y[rows], device_ids=users)
+        encoding = None if self.encoding is None else self.encoding.take(rows)
+        x, y = self.x[rows], self.y[rows]
+        return replace(self, x=x, y=y, device_ids=users, encoding=encoding)
+
+    def fitted(self, rows: Ints) -> "Dataset":
+        """Return the examples with missing values and categories as the training rows define them.
+
+        Args:
+            rows: The training rows of all devices, shape (m,).
+        """
+        if self.encoding is None:
+            return self
+        x, encoding = self.encoding.fitted(self.x, rows)
+        return self if x is self.x else replace(self, x=x, encoding=encoding)
 
     def class_counts(self) -> list[tuple[str, int]]:
         """Return the label and the number of examples of each class; empty for regression."""

@@ -136,5 +136,5 @@ def _load_path(path: Path, config: DataConfig) -> Dataset:
         return load_npz(path)
     if config.is_table:
         assert config.label is not None, "the section was checked"
-        return load_table(path, config.label, config.device)
+        return load_table(path, config.label, config.device, config.features, config.categories)
     return load_pictures(path)

@@ -1,13 +1,15 @@
 """Load examples from a table: text (CSV) or a `.parquet` file, read by pyarrow in batches."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.profiles.text import (
     COMMA_NUMBER,
     HEAD_BYTES,
@@ -17,7 +19,17 @@ from fairbed.profiles.text import (
     dialect_of,
     open_text,
 )
+from fairbed.testbed.experiment.datasets.columns import (
+    Choice,
+    Columns,
+    Texts,
+    encode,
+    groups_of,
+    is_float,
+    no_number,
+)
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.features import LARGE
 from fairbed.testbed.experiment.datasets.labels import MISSING
 from fairbed.testbed.experiment.datasets.own import check_memory, free_bytes, own_dataset
 from fairbed.testbed.install import install_command
@@ -28,17 +40,33 @@ EXPANSION = 4
 BATCH_ROWS = 1 << 16
 """Rows of a Parquet file in memory at a time, besides the examples."""
 
+_OTHER_WIDTH = re.compile(r"Expected \d+ columns?, got \d+")
 
-def load_table(path: Path, label: str, device: str | None) -> Dataset:
+MISSING_NUMBER = frozenset(
+    {"none", "-", "--", ".", "n.a.", "#na", "-nan", "1.#qnan", "-1.#ind", "1.#ind", "#null!", "\\n"}
+)
+"""Further spellings of a missing value in a column of numbers, in lower case."""
+
+
+def load_table(
+    path: Path,
+    label: str,
+    device: str | None,
+    features: Sequence[str] = (),
+    categories: Sequence[str] = (),
+) -> Dataset:
     """Return the rows of a table: x float32 of shape (n, columns), in the order of the columns.
 
     Labels that are whole numbers are classes from 0; other labels are classes in the order of their
-    names.
+    names. A column of categories is one column of x for each category.
 
     Args:
         path: Text with a header, perhaps packed (`profiles.text`), or a file in .parquet.
         label: Column of the labels.
-        device: Column of the users; None if there are none. All other columns are features.
+        device: Column of the users; None if there are none. The other columns may be features.
+        features: Names or patterns of the columns that are features, whatever they hold; with `!`
+            before it: of those that are none. Without a name: all that `features` finds useful.
+        categories: Names or patterns of the columns that are one-hot encoded.
 
     Raises:
         DatasetError: pyarrow is not installed, or the file cannot be read or breaks a rule.
@@ -53,28 +81,26 @@ def load_table(path: Path, label: str, device: str | None) -> Dataset:
         ) from exc
     try:
         table = _open_parquet(path) if path.suffix.lower() == ".parquet" else _open_csv(path)
-        features = _features(path, table.names, label, device)
-        keys = _keys(path, table, [label] if device is None else [label, device], len(features))
+        names = _features(path, table.names, label, device)
+        choice = Choice.of(path, names, features, categories)
+        keys = _keys(path, table, [label] if device is None else [label, device], len(choice.used))
         arrays = {"y": _labels(path, label, keys.column(0))}
         if device is not None:
             arrays["device"] = _users(path, device, keys.column(1))
-        x = np.empty((keys.num_rows, len(features)), np.float32)
-        start = 0
-        for batch in table.batches(features):
-            for number, name in enumerate(features):
-                column = _numbers(path, name, batch.column(number), start)
-                x[start : start + len(column), number] = column
-            start += batch.num_rows
+        columns = _read(path, table, choice, keys.num_rows)
         table.check()
+        columns.index = table.index
+        columns.exact = _exact(table, choice.used, columns)
     except TextError as exc:
         raise DatasetError(str(path), exc.problem, exc.what_to_do) from exc
     except FileNotFoundError as exc:
         raise DatasetError(str(path), "file must exist, got none", "check data.source") from exc
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:  # a folder, or damage
         raise _damaged(path, exc) from exc
-    return own_dataset(
-        str(path), {"x": x, **arrays}, name=path.stem, fix="correct this column in the file"
-    )
+    encoded = encode(path, choice, columns, groups_of(arrays))
+    arrays["x"] = encoded.x
+    data = own_dataset(str(path), arrays, name=path.stem, fix="correct this column in the file")
+    return replace(data, encoding=encoded.encoding, notes=encoded.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +112,8 @@ class _Table:
     """Return the batches of rows (`pyarrow.RecordBatch`) of the columns of these names."""
     check: Callable[[], None] = lambda: None
     """Check what only all columns together show; raises `TextError`."""
+    index: frozenset[str] = frozenset()
+    """Columns that pandas has written as the index of its table."""
 
 
 def _open_csv(path: Path) -> _Table:
@@ -106,12 +134,12 @@ def _open_csv(path: Path) -> _Table:
     parse = csv.ParseOptions(newlines_in_values=True, delimiter=dialect.delimiter)
     with text() as file, csv.open_csv(file, read_options=read, parse_options=parse) as reader:
         raw = list(reader.schema.names)
-    names = [name.strip().strip('"') for name in raw]
+    names = [name.strip().strip('"') or f"Unnamed: {k}" for k, name in enumerate(raw)]
+    read = csv.ReadOptions(skip_rows=dialect.row - 1, column_names=names, skip_rows_after_names=1)
 
     def batches(columns: list[str]) -> Iterator[Any]:
-        wanted = [raw[names.index(name)] for name in columns]
         convert = csv.ConvertOptions(
-            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
+            include_columns=columns, column_types=dict.fromkeys(columns, pa.string())
         )
         with (
             text() as file,
@@ -155,13 +183,15 @@ def _open_parquet(path: Path) -> _Table:
 
     with parquet.ParquetFile(path) as file:
         names = list(file.schema_arrow.names)
+        written = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+        index = frozenset(name for name in written if isinstance(name, str))
 
     def batches(columns: list[str]) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 yield batch.select(columns)
 
-    return _Table(names, batches)
+    return _Table(names, batches, index=index)
 
 
 def _keys(path: Path, table: _Table, columns: list[str], features: int) -> Any:
@@ -202,23 +232,137 @@ def _features(path: Path, names: list[str], label: str, device: str | None) -> l
     return features
 
 
-def _numbers(path: Path, name: str, column: Any, start: int) -> NDArray[np.float32]:
-    """Return a batch of a feature; `start` is the row of its first value."""
+def _read(path: Path, table: _Table, choice: Choice, n: int) -> Columns:
+    """Read the columns, each as numbers or else as text."""
+    features = choice.used
+    columns = Columns(np.full((n, len(features)), np.nan, np.float32), {})
+    late, start = dict[int, Texts](), 0
+    for batch in table.batches(features):
+        for number, name in enumerate(features):
+            column = batch.column(number)
+            if number in columns.texts:
+                columns.texts[number].add(*_different(column))
+            elif number not in late:
+                found = _numbers(path, name, column, start)
+                if not start and (code := _with_zero(column)):
+                    columns.zeros[number] = code
+                if found is not None:
+                    columns.x[start : start + len(column), number] = found
+                elif start:
+                    late[number] = Texts(_first_text(column, start))
+                else:
+                    columns.texts[number] = Texts(_first_text(column, start))
+                    columns.texts[number].add(*_different(column))
+        start += batch.num_rows
+    order = sorted(late)
+    for batch in table.batches([features[number] for number in order]) if late else ():
+        for place, number in enumerate(order):
+            late[number].add(*_different(batch.column(place)))
+    columns.texts |= late
+    return columns
+
+
+def _exact(table: _Table, names: list[str], columns: Columns) -> dict[int, Floats]:
+    """Return the columns whose whole numbers are too large for float32, in float64."""
+    large = np.flatnonzero(((columns.x >= LARGE) | (columns.x <= -LARGE)).any(axis=0))
+    numbers = [int(number) for number in large if number not in columns.texts]
+    if not numbers:
+        return {}
+    found: dict[int, list[Floats]] = {number: [] for number in numbers}
+    for batch in table.batches([names[number] for number in numbers]):
+        for place, number in enumerate(numbers):
+            values = _as_floats(batch.column(place))
+            assert values is not None, "they were numbers before"
+            found[number].append(values)
+    return {number: np.concatenate(parts) for number, parts in found.items()}
+
+
+def _as_text(column: Any) -> Any:
+    """Return a column as text without outer spaces."""
     import pyarrow as pa
     from pyarrow import compute
 
-    if pa.types.is_string(column.type):
-        column = compute.utf8_trim_whitespace(column)
+    return compute.utf8_trim_whitespace(compute.cast(column, pa.string()))
+
+
+def _with_zero(column: Any) -> str:
+    """Return a text of digits that begins with a zero; empty if there is none."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return ""
+    found = compute.index(compute.match_substring_regex(column, r"^\s*0[0-9]+\s*$"), True).as_py()
+    return "" if found < 0 else str(column[found].as_py()).strip()
+
+
+def _different(column: Any) -> tuple[list[str], Ints]:
+    """Return the different texts of a column, and which one each row has; -1 is missing."""
+    encoded = _as_text(column).dictionary_encode()
+    places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return encoded.dictionary.to_pylist(), places.astype(np.int64)
+
+
+def _first_text(column: Any, start: int) -> tuple[int, str]:
+    """Return row and value of the first text that is no number."""
+    texts = enumerate(_as_text(column).to_pylist())
+    known = ((start + row, text) for row, text in texts if text and text.lower() not in MISSING)
+    return next((found for found in known if not is_float(found[1])), (start, ""))
+
+
+def _as_floats(column: Any) -> Floats | None:
+    """Return a column as float64, NaN where a value is missing; None if it holds other text.
+
+    Raises:
+        pa.ArrowException: It holds neither numbers nor text.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
+        return None
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = _as_text(column)
+        kind = column.type
     try:
         values = compute.cast(column, pa.float64(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if not pa.types.is_string(kind):
+            raise
+        lower = compute.utf8_lower(column)
+        is_gap = compute.is_in(lower, pa.array(sorted(MISSING | MISSING_NUMBER)))
+        is_gap = compute.or_(is_gap, compute.is_null(column))
+        rest = compute.if_else(is_gap, pa.scalar(None, pa.string()), lower)
+        try:
+            values = compute.cast(rest, pa.float64())
+        except pa.ArrowInvalid:
+            known = rest.drop_null()
+            if not compute.all(compute.is_in(known, pa.array(["true", "false"]))).as_py():
+                return None
+            values = compute.cast(compute.equal(rest, "true"), pa.float64())
+    found: Floats = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(path: Path, name: str, column: Any, start: int) -> NDArray[np.float32] | None:
+    """Return a batch of a feature, None if it is text; `start` is the row of its first value."""
+    import pyarrow as pa
+
+    try:
+        values = _as_floats(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
         row = next((k for k, value in enumerate(column) if not _is_number(value)), 0)
-        raise _no_number(path, name, column, row, start) from exc
+        raise no_number(path, name, _short(column[row]), start + row) from exc
+    if values is None:
+        return None
     with np.errstate(over="ignore"):
-        numbers: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(numbers))
+        numbers = values.astype(np.float32)
+    wrong = np.flatnonzero(np.isinf(numbers))
     if len(wrong):
-        raise _no_number(path, name, column, int(wrong[0]), start)
+        raise no_number(path, name, _short(column[int(wrong[0])]), start + int(wrong[0]))
     return numbers
 
 
@@ -230,15 +374,6 @@ def _is_number(value: Any) -> bool:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return True
-
-
-def _no_number(path: Path, name: str, column: Any, row: int, start: int) -> DatasetError:
-    return DatasetError(
-        str(path),
-        f"column {name!r} must hold a finite number in every row, got {_short(column[row])} in row "
-        f"{start + row + 1}",
-        "replace it, remove the row, or drop the column",
-    )
 
 
 def _labels(path: Path, name: str, column: Any) -> NDArray[Any]:
@@ -333,6 +468,9 @@ def _short(value: Any) -> str:
 
 def _damaged(path: Path, exc: Exception) -> DatasetError:
     reason = getattr(exc, "strerror", None) or " ".join(str(exc).split())[:200]
+    what_to_do = "check the file"
+    if _OTHER_WIDTH.search(reason):
+        what_to_do = "name every column in the header, and give each row as many values"
     return DatasetError(
-        str(path), f"must be a readable {path.suffix} file, got: {reason}", "check the file"
+        str(path), f"must be a readable {path.suffix} file, got: {reason}", what_to_do
     )

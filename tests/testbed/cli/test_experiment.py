@@ -265,7 +265,7 @@ def test_init_takes_a_table_and_a_function(
 
 def test_data_are_shown_and_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     npz(folder / "my.npz", 40, 12)
-    (folder / "my.csv").write_text("a,tree\n" + "1,ash\n2,oak\n" * 20)
+    (folder / "my.csv").write_text("a,tree\n" + "1,ash\n2,oak\n3,ash\n1,oak\n" * 10)
     (folder / "my.toml").write_text('name = "mine"\n[data]\nsource = "my.npz"\n')
     options = ["my.csv", "--label", "tree"]
     assert main(["data", "list", "digits", *options]) == 0
@@ -277,11 +277,12 @@ def test_data_are_shown_and_verified(folder: Path, capsys: pytest.CaptureFixture
     assert line.startswith(
         "ok       my.npz          40 examples of shape (12,), 3 classes (my.npz,"
     )
-    (folder / "my.csv").write_text("a,tree\n1,ash\nnone,oak\n")
+    (folder / "my.csv").write_text("a,tree\n1,ash\ntall,oak\n")
     assert main(["data", "verify", *options]) == 1
     assert capsys.readouterr().out == (
         "failed   my.csv          column 'a' must hold a finite number in every row, got "
-        "'none' in row 2; replace it, remove the row, or drop the column\n"
+        "'tall' in row 2; replace it (an empty field is a missing value), remove the row, or leave "
+        'the column out by data.features = ["!a"]\n'
     )
     assert main(["data", "verify", "my.csv"]) == 2
     assert "data verify: label must name the column" in error_of(capsys)
