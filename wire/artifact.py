@@ -27,6 +27,7 @@ from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Label = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
@@ -146,10 +147,18 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """The torch module that replaces the graphs; None with graphs."""
     scale: Scale | None = None
     """Of the data set of the run; None for tokens."""
+    labels: tuple[Label, ...] = ()
+    """Label of each class in the data set of the run; empty: the numbers 0, 1, ..."""
 
     def __post_init__(self) -> None:
         if self.module is not None and (self.train or self.evaluate):
             raise ValueError("train and evaluate must be empty with a module")
+        names = self.labels
+        if names and not len(names) == len(set(names)) == self.spec.classes:
+            raise ValueError(
+                f"labels must be {self.spec.classes} different names, got {len(names)}, "
+                f"{len(set(names))} different"
+            )
 
     @property
     def engine(self) -> EngineName:

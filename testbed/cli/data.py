@@ -12,8 +12,9 @@ from fairbed.testbed.experiment.data import NAMES, DataConfig, data_config
 from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.progress import Bar, progress
+from fairbed.wire.artifact import TaskKind
+from fairbed.wire.labels import counted
 
-MAX_SHOWN = 20
 """Most classes in a line."""
 
 
@@ -36,31 +37,33 @@ def _list(options: argparse.Namespace) -> list[DatasetStatus]:
     statuses = {status.name: status for status in describe_all(os.environ)}
     requested = options.what or list(statuses)
     own = {what: _config(what, options) for what in requested if what not in statuses}
-    return [statuses.get(what) or verify(own[what], os.environ) for what in requested]
+    return [statuses.get(what) or _verified(*own[what]) for what in requested]
 
 
-def _verified(config: DataConfig, bar: Bar) -> DatasetStatus:
-    status = verify(config, os.environ)
-    bar.advance()
+def _verified(config: DataConfig, task: TaskKind | None, bar: Bar | None = None) -> DatasetStatus:
+    status = verify(config, os.environ, task)
+    if bar is not None:
+        bar.advance()
     return status
 
 
 def _verify(options: argparse.Namespace) -> list[DatasetStatus]:
     if options.what:
-        configs = [_config(what, options) for what in options.what]
+        wanted = [_config(what, options) for what in options.what]
     else:
         available = [status for status in describe_all(os.environ) if status.is_available]
-        configs = [DataConfig(dataset=status.name) for status in available]
-    with progress(len(configs), "data sets", "data verify") as bar:
-        return [_verified(config, bar) for config in configs]
+        wanted = [(DataConfig(dataset=status.name), None) for status in available]
+    with progress(len(wanted), "data sets", "data verify") as bar:
+        return [_verified(config, task, bar) for config, task in wanted]
 
 
-def _config(what: str, options: argparse.Namespace) -> DataConfig:
-    """Return the section of what was named; that of an experiment file has its own keys."""
+def _config(what: str, options: argparse.Namespace) -> tuple[DataConfig, TaskKind | None]:
+    """Return the section of what was named; an experiment file has its own keys and its task."""
     if what.endswith(".toml"):
-        return load_experiment(Path(what)).data
+        experiment = load_experiment(Path(what))
+        return experiment.data, experiment.model.task
     keys = {"label": options.label, "device": options.device, "folder": options.folder}
-    return data_config(what, **keys)
+    return data_config(what, **keys), None
 
 
 def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
@@ -70,17 +73,10 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
         print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
         if status.classes and with_classes:
-            print(f"         classes: {_counts(status.classes)}")
+            print(f"         classes: {counted(status.classes, ' (--json)')}")
         if status.guess:
             print(f"         note: {status.guess}")
     else:
         word = "missing" if status.name in NAMES else "failed"
         problem = status.problem.removeprefix(f"{status.name}: ")
         print(f"{word:<8} {status.name:<15} {problem}; {status.what_to_do}")
-
-
-def _counts(classes: list[tuple[str, int]]) -> str:
-    """Return the classes with their numbers of examples; `--json` has all of them."""
-    shown = [f"{label} {count:,}" for label, count in classes[:MAX_SHOWN]]
-    more = len(classes) - len(shown)
-    return ", ".join([*shown, f"{more:,} more (--json)"] if more else shown)

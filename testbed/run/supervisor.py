@@ -884,7 +884,8 @@ def _load(
         examples=dataset.x,
     )
     experiment.check_layout(artifact.spec.layout)
-    return data, msgspec.structs.replace(artifact, scale=scale_of(dataset.x))
+    labels = tuple(map(str, dataset.labels))
+    return data, msgspec.structs.replace(artifact, scale=scale_of(dataset.x), labels=labels)
 
 
 def _open_store(

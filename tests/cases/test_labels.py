@@ -85,17 +85,11 @@ def test_labels_that_are_classes(
         ((9,), "y must hold two or more classes, or targets, got 9 in all 60 rows"),
         (("oak",), "y must hold two or more classes, got 'oak' in all 60 rows"),
         ((1.5,), "got 1.5 in all 60 rows; add examples of another class"),
-        ((1, 2, 3), "must be 0 .. 2 for 3 classes, got 1, 2, 3; change 1 to 0, 2 to 1, 3 to 2"),
-        ((0, 1, 3), "got 0, 1, 3; no example has label 2; change 0 to 0, 1 to 1, 3 to 2"),
-        ((0, 2, 3, 5), "no example has label 1, 4;"),
-        ((-1, 1), "got -1, 1; change -1 to 0, 1 to 1, also in the files of devices"),
-        (("-1", "+1"), "got -1, 1; change -1 to 0, 1 to 1"),
-        ((-1, 0, 1), "got -1, 0, 1; change -1 to 0"),
-        ((10, 20), "got 10, 20; change 10 to 0, 20 to 1"),
-        ((1 << 40, 1), "got 1, 1099511627776; change"),
-        ((1.0, 2.0), "got 1, 2; change 1 to 0, 2 to 1"),
-        ((-1.0, 1.0), "got -1, 1; change"),
-        (("1", "2"), "got 1, 2; change"),
+        (range(100, 100 + ROWS // 2), "may be classes or targets, got 30 different whole numbers"),
+        (
+            [3 * k for k in range(21)],
+            '0 .. 60; set [model] task = "classification" or',
+        ),
         (("Oak", "oak"), "y must spell each class in one way, got 'Oak' and 'oak'"),
         (("big oak", "big  oak"), "y must spell each class in one way"),
         (range(ROWS), "several examples each, got 60 different labels in 60 rows; name the column"),
@@ -111,6 +105,35 @@ def test_labels_that_are_refused(tmp_path: Path, way: Way, labels: Any, message:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("way", TEXT)
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        ((1, 2, 3), (1, 2, 3), "labels are the numbers 1, 2, 3, which are the classes in this"),
+        ((0, 1, 3), (0, 1, 3), "in this order; no example has label 2"),
+        ((0, 2, 3, 5), (0, 2, 3, 5), "no example has label 1, 4"),
+        ((1, -1), (-1, 1), "labels are the numbers -1, 1, which"),
+        (("+1", "-1"), (-1, 1), "labels are the numbers -1, 1, which"),
+        ((-1, 0, 1), (-1, 0, 1), "labels are the numbers -1, 0, 1, which"),
+        ((20, 10), (10, 20), "labels are the numbers 10, 20, which"),
+        ((1 << 40, 1), (1, 1 << 40), "labels are the numbers 1, 1099511627776, which"),
+        ((2.0, 1.0), (1, 2), "labels are the numbers 1, 2, which"),
+        ((-1.0, 1.0), (-1, 1), "labels are the whole numbers -1, 1 and are read as classes"),
+        (("10", "1", "0"), (0, 1, 10), "labels are the numbers 0, 1, 10, which"),
+    ],
+)
+@pytest.mark.parametrize("task", [None, "classification"])
+def test_other_whole_numbers_are_classes_with_a_line(
+    tmp_path: Path, way: Way, labels: Any, names: Any, said: str, task: Any
+) -> None:
+    data = way(tmp_path, repeated(*labels), task)
+    assert data.classes == len(names)
+    assert [label for label, _ in data.class_counts()] == [str(name) for name in names]
+    assert [data.labels[k] for k in data.y] == [int(label) for label in repeated(*labels)]
+    assert said in data.guess or task == "classification"
+    assert "which are the classes in this order" in data.guess
+
+
 @pytest.mark.parametrize("gap", ["", " ", "NA", "nan", "NaN", "?", "null"])
 @pytest.mark.parametrize("label", ["1", "0.0", "oak"])
 def test_a_missing_label_of_a_table_has_its_row(tmp_path: Path, label: str, gap: str) -> None:
@@ -120,12 +143,30 @@ def test_a_missing_label_of_a_table_has_its_row(tmp_path: Path, label: str, gap:
 
 @pytest.mark.parametrize("way", TEXT)
 def test_the_advice_works(tmp_path: Path, way: Way) -> None:
-    renumbered = way(tmp_path, [label - 1 for label in repeated(1, 2, 3)])
-    named = way(tmp_path, [f"class {label}" for label in repeated(1, 2, 3)])
-    assert renumbered.class_counts() == [("0", 20), ("1", 20), ("2", 20)]
-    np.testing.assert_array_equal(renumbered.y, named.y)
-    targets = way(tmp_path, repeated(1, 2, 4), "regression")
-    assert (targets.kind, sorted(set(targets.y.tolist()))) == ("regression", [1.0, 2.0, 4.0])
+    many = repeated(*range(18, 48))
+    chosen = way(tmp_path, many, "classification")
+    assert [int(label) for label, _ in chosen.class_counts()] == list(range(18, 48))
+    targets = way(tmp_path, many, "regression")
+    assert (targets.kind, sorted(set(targets.y.tolist()))) == ("regression", list(range(18, 48)))
+    whole = [float(k) for k in many]
+    assert way(tmp_path, whole).guess.endswith('set [model] task = "classification"')
+    assert way(tmp_path, whole, "classification").classes == 30
+    assert "'class 0.5'" in way(tmp_path, repeated(0.5, 1.5)).guess
+    named = way(tmp_path, repeated("class 0.5", "class 1.5"))
+    assert (named.kind, named.classes) == ("classification", 2)
+
+
+@pytest.mark.parametrize("way", TEXT)
+@pytest.mark.parametrize("task", ["classification", "binary"])
+@pytest.mark.parametrize("labels", [[0.5, 1.5], [float(k) for k in range(ROWS)]])
+def test_a_task_of_classes_gets_no_advice_of_regression(
+    tmp_path: Path, way: Way, labels: Any, task: Any
+) -> None:
+    with pytest.raises(DatasetError, match="class") as raised:
+        way(tmp_path, repeated(*labels), task)
+    assert "regression" not in str(raised.value)
+    with pytest.raises(DatasetError, match=r"or set \[model\] task = .regression"):
+        way(tmp_path, [int(label * 2) for label in range(ROWS)], None)
 
 
 @pytest.mark.parametrize("way", TEXT)
@@ -159,9 +200,6 @@ def test_names_are_no_targets_of_regression(tmp_path: Path, way: Way) -> None:
 def test_folders_that_are_numbers_are_in_the_order_of_the_numbers(tmp_path: Path) -> None:
     data = by_pictures(tmp_path, [*range(12)] * 2)
     assert data.class_counts() == [(str(k), 2) for k in range(12)]
-    (tmp_path / "own" / "0").rename(tmp_path / "own" / "12")
-    with pytest.raises(DatasetError, match=r"must be 0 \.\. 11 for 12 classes, got 1, 2, "):
-        load(DataConfig(source=str(tmp_path / "own")), 0, {})
 
 
 def test_the_cases_are_read_right_or_refused(capsys: pytest.CaptureFixture[str]) -> None:

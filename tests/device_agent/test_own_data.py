@@ -14,6 +14,7 @@ from fairbed.device_agent.config import OwnerPrivacy
 from fairbed.device_agent.errors import DataError
 from fairbed.device_agent.examples import OwnData
 from fairbed.device_agent.state.link_estimate import MIN_SAMPLE_BYTES
+from fairbed.wire.labels import Classes
 from fairbed.wire.messages import (
     Cancel,
     EvaluateReply,
@@ -40,6 +41,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 TASK = softmax_task()
 HELD_OUT = HeldOut(fraction=0.25, seed=5)
+CLASSES = Classes("classification", 10**6 + 1)
 W = np.random.default_rng(3).normal(size=N_VALUES).astype(np.float32)
 ZEROS = np.zeros(N_VALUES, np.float32)
 
@@ -75,14 +77,14 @@ def rows(data: OwnData) -> tuple[list[int], list[int]]:
 
 
 @given(
-    labels=st.lists(st.sampled_from([-3, 0, 1, 10**12]), min_size=1, max_size=40),
+    labels=st.lists(st.sampled_from([0, 1, 7, 10**6]), min_size=1, max_size=40),
     fraction=st.floats(0.01, 0.99),
 )
 def test_each_example_is_for_training_or_for_tests(
     labels: list[int], fraction: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = numbered(tmp_path_factory.mktemp("own"), labels)
-    training, tests = rows(OwnData(path, HeldOut(fraction=fraction, seed=1), "pi-7"))
+    training, tests = rows(OwnData(path, CLASSES, HeldOut(fraction=fraction, seed=1), "pi-7"))
     assert sorted(training + tests) == list(range(len(labels)))
     n = len(labels)
     assert len(tests) == (min(max(1, round(fraction * n)), n - 1) if n > 1 else 0)
@@ -93,7 +95,7 @@ def test_the_division_depends_on_seed_and_device_alone(tmp_path: Path) -> None:
     path = numbered(tmp_path, [0, 1] * 20)
 
     def tests(seed: int, name: str) -> list[int]:
-        return rows(OwnData(path, HeldOut(fraction=0.25, seed=seed), name))[1]
+        return rows(OwnData(path, CLASSES, HeldOut(fraction=0.25, seed=seed), name))[1]
 
     assert tests(5, "pi-7") == tests(5, "pi-7")
     assert len({tuple(tests(seed, name)) for seed in (5, 6) for name in ("pi-7", "pi-8")}) == 4
@@ -101,20 +103,20 @@ def test_the_division_depends_on_seed_and_device_alone(tmp_path: Path) -> None:
 
 def test_each_class_is_held_out_in_proportion(tmp_path: Path) -> None:
     path = numbered(tmp_path, [0] * 12 + [1] * 28)
-    _, tests = rows(OwnData(path, HELD_OUT, "pi-7"))
+    _, tests = rows(OwnData(path, CLASSES, HELD_OUT, "pi-7"))
     assert sum(row < 12 for row in tests) == 3
     assert len(tests) == 10
 
 
 def test_without_a_request_nothing_is_held_out(tmp_path: Path) -> None:
-    assert rows(OwnData(numbered(tmp_path, [0, 1, 2]))) == ([0, 1, 2], [])
+    assert rows(OwnData(numbered(tmp_path, [0, 1, 2]), CLASSES)) == ([0, 1, 2], [])
 
 
 def test_test_examples_of_the_file_are_taken(tmp_path: Path) -> None:
     x = np.zeros((8, 2), np.float32)
     path = write(tmp_path, x=x, y=np.zeros(8, int), x_test=x[:3] + 1, y_test=np.ones(3, int))
     for held_out in (None, HELD_OUT):
-        data = OwnData(path, held_out, "pi-7")
+        data = OwnData(path, CLASSES, held_out, "pi-7")
         (_, y), together = data.load(Storage())
         assert len(y) == data.count() == 8
         assert together is None, "they are not read for a training"
@@ -181,7 +183,7 @@ async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: Agen
         await ask(coordinator, 1)
         reply = await coordinator.expect(EvaluateReply)
     assert setup.data is not None
-    held_out = OwnData(setup.data, HELD_OUT, NAME).held_out()
+    held_out = OwnData(setup.data, CLASSES, HELD_OUT, NAME).held_out()
     assert held_out is not None
     loss_sum, correct, _ = SoftmaxEngine(softmax_artifact().spec).evaluate(W, *held_out)
     assert (hello.n_k, offer.n_k, reply.n) == (40, 30, 10)
@@ -335,7 +337,11 @@ async def test_an_owner_who_demands_noise_lets_no_score_leave(setup: AgentSetup)
     ("x_test", "y_test", "problem"),
     [
         (np.zeros((2, 5), np.float32), [0, 1], "test data: examples must be float32 (6,), got"),
-        (np.zeros((2, 6), np.float32), [0, 9], "test data: every label must be in 0..2, got 0..9"),
+        (
+            np.zeros((2, 6), np.float32),
+            [0, 9],
+            "y_test must be classes of the run, 0 .. 2, got 9 in",
+        ),
         (np.zeros((2, 6), np.int64), [0, 1], "test data: examples must be float32 (6,), got int64"),
     ],
     ids=["shape", "classes", "dtype"],

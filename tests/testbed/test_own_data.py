@@ -17,6 +17,7 @@ from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.run.broker import enrol_in_run
 from fairbed.testbed.run_folder import read_endpoint
+from fairbed.wire.labels import Classes
 from fairbed.wire.messages import HeldOut
 from tests.processes import end
 from tests.testbed.small_run import LIMIT_S, wait_until
@@ -132,7 +133,8 @@ def test_a_server_test_set_does_not_see_the_camera_that_is_upside_down(folder: P
 def test_a_device_of_the_example_holds_out_the_share_of_the_experiment(folder: Path) -> None:
     held_out = load_experiment(EXAMPLES / "own-data.toml").coordinator(starts_fleet=False).held_out
     assert held_out == HeldOut(fraction=0.2, seed=1)
-    found = OwnData(folder / "board-a.npz", held_out, "board-a").held_out()
+    classes = Classes("classification", 10)
+    found = OwnData(folder / "board-a.npz", classes, held_out, "board-a").held_out()
     assert found is not None
     assert set(found[1].tolist()) == set(range(10))
 

@@ -13,15 +13,10 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
-from fairbed.testbed.experiment.datasets.labels import (
-    LabelError,
-    Names,
-    as_classes,
-    check_classes,
-    class_text,
-)
+from fairbed.testbed.experiment.datasets.labels import Names, as_classes, check_classes, class_text
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.evaluation import Targets
+from fairbed.wire.labels import LabelError
 
 
 class DatasetError(ValueError):
@@ -81,7 +76,8 @@ class Dataset:
     labels: Names = ()
     """Label of each class; empty: label k is class k."""
     guess: str = ""
-    """Why y are classes or targets, as long as no task decides it; empty: no doubt."""
+    """Why y are classes or targets, as long as no task decides it, and which numbers are classes;
+    empty: no doubt."""
 
     @property
     def n(self) -> int:
@@ -148,7 +144,8 @@ def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
             classes = int(labels.y.max()) + 1
             dataset = replace(dataset, y=labels.y, classes=classes, labels=labels.names)
         if dataset.origin == "own" and not dataset.is_regression:
-            check_classes(dataset.y.astype(np.int64), dataset.labels)
+            note = check_classes(dataset.y.astype(np.int64), dataset.labels, task)
+            dataset = replace(dataset, guess="; ".join(filter(None, (dataset.guess, note))))
     except LabelError as exc:
         raise DatasetError(dataset.source, *exc.args) from exc
     if task == "binary" and dataset.classes != 2:

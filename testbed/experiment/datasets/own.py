@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
-from fairbed.testbed.experiment.datasets.labels import LabelError, Labels, read_labels
+from fairbed.testbed.experiment.datasets.labels import Labels, read_labels
+from fairbed.wire.labels import LabelError
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -132,10 +133,6 @@ class _Checked:
         return np.concatenate([array, test])
 
     def _labels(self, y: NDArray[Any]) -> Labels:
-        if y.dtype.kind not in "biufU" or y.ndim != 1 or not len(y):
-            raise self._error(
-                f"y must be integers, text or floats, shape (n,), n >= 1, got {y.dtype} {y.shape}"
-            )
         try:
             labels = read_labels(y)
         except LabelError as exc:
