@@ -154,14 +154,9 @@ class Classes:
         if y.dtype.kind == "b" and not self.has_numbers:
             y = np.where(y, *(self._spelt(text) for text in ("True", "False")))
         y = plain_labels(y)
+        if y.dtype.kind == "U" and self.has_numbers:
+            raise self._no_number(y)
         if self.kind == "regression":
-            if y.dtype.kind == "U":
-                row = next(row for row, text in enumerate(y.tolist()) if not is_number(text))
-                raise LabelError(
-                    f"y must be numbers, as the run is a regression, got {str(y[row])!r} in row "
-                    f"{row}",
-                    "write the number to predict",
-                )
             return y.astype(np.float32)
         values, places = np.unique(y, return_inverse=True)
         numbers = self._numbered()
@@ -196,6 +191,20 @@ class Classes:
         """Return the name of the task with this spelling, or the text itself."""
         return next((name for name in self.names if spelling(name) == spelling(text)), text)
 
+    def _no_number(self, y: NDArray[Any]) -> LabelError:
+        """Return the error about text where labels or targets are numbers."""
+        row = next(row for row, text in enumerate(y.tolist()) if not is_number(text))
+        got = f"got {str(y[row])!r} in row {row}"
+        if self.kind == "regression":
+            return LabelError(
+                f"y must be numbers, as the run is a regression, {got}",
+                "write the number to predict",
+            )
+        return LabelError(
+            f"y must be {self.text}, as the classes of the run have no names, {got}",
+            "write the number that the data of the run have for it, or give them names",
+        )
+
     def _unknown(self, labels: list[Any], label: Any, row: int) -> LabelError:
         """Return the error about a label that is none of this task, and the likely cause.
 
@@ -206,11 +215,6 @@ class Classes:
         """
         is_text = isinstance(label, str)
         got = f"got {label_text(label, is_quoted=True)} in row {row}"
-        if is_text and self.has_numbers:
-            return LabelError(
-                f"y must be {self.text}, as the classes of the run have no names, {got}",
-                "write the number that the data of the run have for it, or give them names",
-            )
         if not is_text and not self.has_numbers:
             return LabelError(
                 f"y must be names, {self.text}, as the data of the run have, {got}",
