@@ -14,6 +14,7 @@ from fairbed.device_agent.config import OwnerPrivacy
 from fairbed.device_agent.errors import DataError
 from fairbed.device_agent.examples import OwnData
 from fairbed.device_agent.state.link_estimate import MIN_SAMPLE_BYTES
+from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.labels import Classes
 from fairbed.wire.messages import (
     Cancel,
@@ -145,6 +146,14 @@ def test_test_examples_that_break_a_rule_are_one_line(
     assert "\n" not in str(caught.value)
 
 
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
+    """Return the first line of the log with this text."""
+    with anyio.fail_after(10.0):
+        while not any(text in line for line in caplog.messages):  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    return next(line for line in caplog.messages if text in line)
+
+
 # --- tests between rounds ------------------------------------------------------------------------
 
 
@@ -190,6 +199,56 @@ async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: Agen
     assert reply.correct == correct
     assert reply.loss == pytest.approx(loss_sum / 10)
     assert not reply.was_cold
+
+
+async def test_names_train_the_classes_that_the_run_has_for_them(setup: AgentSetup) -> None:
+    """The device lacks ash: in its own list of names elm and oak are 0 and 1."""
+    x, y = examples(40).arrays()
+    x, y = x[y > 0], y[y > 0]
+    names = ("ash", "elm", "oak")
+    updates = []
+    for labels in (y, np.array(names)[y]):
+        setup.data = write(setup.folder, x=x, y=labels)
+        task = structs.replace(softmax_artifact(), labels=() if labels is y else names)
+        async with setup.running() as (_, coordinator):
+            await join(coordinator, encode_artifact(task))
+            updates.append((await coordinator.run_round(1, ZEROS))[1])
+            await ask(coordinator, 1)
+            updates.append(np.array([(await coordinator.expect(EvaluateReply)).correct]))
+    np.testing.assert_array_equal(updates[0], updates[2])
+    np.testing.assert_array_equal(updates[1], updates[3])
+    assert np.abs(updates[0]).max() > 0.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (["yew"] * 10, "y must be classes of the run, 'ash', 'elm', 'oak', got 'yew' in row 0;"),
+        ([0] * 10, "y must be names, 'ash', 'elm', 'oak', as the data of the run have, got 0"),
+    ],
+)
+async def test_a_label_that_the_run_lacks_is_one_line(
+    labels: list[object], line: str, setup: AgentSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, _ = examples(10).arrays()
+    setup.data = write(setup.folder, x=x, y=np.array(labels))
+    task = structs.replace(softmax_artifact(), labels=("ash", "elm", "oak"))
+    async with setup.running() as (_, coordinator):
+        await coordinator.welcome(encode_artifact(task), None)
+        assert line in await logged(caplog, "preparation failed")
+
+
+async def test_labels_that_may_count_from_1_are_logged_once(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = examples(40).arrays()
+    setup.data = write(setup.folder, x=x[y > 0], y=y[y > 0])
+    async with setup.running() as (_, coordinator):
+        await join(coordinator)
+        await coordinator.run_round(1, ZEROS)
+    assert [line for line in caplog.messages if "no example has label 0" in line] == [
+        "data: no example has label 0; if the labels count from 1, subtract 1 from y"
+    ]
 
 
 async def test_a_cold_device_stays_cold_and_a_warm_one_warm(setup: AgentSetup) -> None:
@@ -357,8 +416,4 @@ async def test_test_examples_that_do_not_fit_the_task_are_one_line(
     setup.data = write(setup.folder, x=x, y=y, x_test=x_test, y_test=np.array(y_test))
     async with setup.running() as (_, coordinator):
         await coordinator.welcome(TASK, None)
-        with anyio.fail_after(10.0):
-            while not any("preparation failed" in line for line in caplog.messages):  # noqa: ASYNC110
-                await anyio.sleep(0.05)
-    line = next(line for line in caplog.messages if "preparation failed" in line)
-    assert problem in line
+        assert problem in await logged(caplog, "preparation failed")
