@@ -135,7 +135,9 @@ def test_a_server_test_set_does_not_see_the_camera_that_is_upside_down(folder: P
 @pytest.mark.full
 def test_names_at_a_device_are_the_classes_of_the_fleet(folder: Path) -> None:
     """Each file lacks other digits, so that a name has another place in its own sorted list."""
-    names = np.array("zero one two three four five six seven eight nine".split())
+    names = np.array(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    )
     for board, left_out in (("server", ()), ("board-a", (0, 4, 9)), ("board-b", (1, 8))):
         with np.load(folder / f"{board}.npz") as arrays:
             x, y = arrays["x"], arrays["y"]
