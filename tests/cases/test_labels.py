@@ -14,7 +14,7 @@ from fairbed.testbed.experiment.data import GROUP, DataConfig
 from fairbed.testbed.experiment.datasets import DatasetError, load
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import load_experiment
-from fairbed.testbed.experiment.shards import load_examples
+from fairbed.testbed.experiment.shards import FleetData, load_examples
 from fairbed.wire import plugins
 
 CASES = Path(__file__).parent / "labels"
@@ -234,3 +234,104 @@ def test_a_class_that_the_draw_left_out_is_named(
     with caplog.at_level(logging.WARNING):
         assert load_examples(load_experiment(tmp_path / "e.toml"), {}).classes == 3
     assert "no example has the class ash" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("labels", "fraction", "line"),
+    [
+        (["ash", *["elm"] * 30, *["oak"] * 30], 0.9, "no device trains on the class ash: all its"),
+        (["ash", "elm", *["oak"] * 60], 0.9, "no device trains on the class ash, elm: all its"),
+        (["ash"] * 8 + ["oak"] * 30, 0.2, ""),
+        ([5, *[3] * 30, *[4] * 30], 0.9, "no device trains on the class 5: all its"),
+    ],
+)
+def test_a_class_that_is_held_out_everywhere_is_named(
+    labels: list[Any], fraction: float, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = by_npz(tmp_path, labels)
+    config = DataConfig(source="own.npz", test_fraction=fraction, min_examples=2)
+    with caplog.at_level(logging.WARNING):
+        fleet = FleetData(data, config, devices=2, seed=0)
+    assert line in caplog.text
+    assert bool(line) == bool(caplog.text)
+    if line:
+        trained = np.concatenate(fleet.train_rows)
+        assert len(np.unique(data.y[trained])) < data.classes
+        caplog.clear()
+        lower = DataConfig(source="own.npz", test_fraction=0.1, min_examples=2)
+        FleetData(data, lower, devices=2, seed=0)
+        assert not caplog.text, "the advice works"
+
+
+# --- folders of pictures -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folders", "counts", "said"),
+    [
+        (["oak", "ash"], [("ash", 2), ("oak", 2)], ""),
+        ([*range(12)], [(str(k), 2) for k in range(12)], ""),
+        (["00", "01", "02"], [("0", 2), ("1", 2), ("2", 2)], ""),
+        (["10", "0", "1"], [("0", 2), ("1", 2), ("10", 2)], "labels are the numbers 0, 1, 10, "),
+        (["1", "2", "3"], [("1", 2), ("2", 2), ("3", 2)], "labels are the numbers 1, 2, 3, "),
+        (["0", "1", "3"], [("0", 2), ("1", 2), ("3", 2)], "no example has label 2"),
+        (["-1", "1"], [("-1", 2), ("1", 2)], "labels are the numbers -1, 1, "),
+        (["class 2", "class 10"], [("class 10", 2), ("class 2", 2)], ""),
+        (["gr\u00fcn", "blau"], [("blau", 2), ("gr\u00fcn", 2)], ""),
+        (["1_0", "2_0"], [("1_0", 2), ("2_0", 2)], ""),
+        (["inf", "x"], [("inf", 2), ("x", 2)], ""),
+    ],
+)
+@pytest.mark.parametrize("task", [None, "classification"])
+def test_folders_that_are_classes(
+    tmp_path: Path, folders: list[Any], counts: list[tuple[str, int]], said: str, task: Any
+) -> None:
+    data = by_pictures(tmp_path, folders * 2, task)
+    assert data.class_counts() == counts
+    assert said in data.guess
+    assert bool(said) == bool(data.guess)
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["oak"], "got 1 folder"),
+        ([], "got 0 folders"),
+        (["Oak", "oak"], "y must spell each class in one way, got 'Oak' and 'oak'; correct the"),
+        (["gr\u00fcn", "gru\u0308n", "blau"], "must name each class once, got"),
+        (["big oak", "big  oak"], "y must spell each class in one way"),
+        (["01", "1", "0"], "must name each class once, got '01' and '1'"),
+        (["oak", "1"], "y must hold numbers or names, not both, got '1' and 'oak'"),
+        (["NA", "oak"], "must have a value in every row, got 'NA'"),
+        (["0.5", "1.5"], "names or whole numbers, got '0.5'; rename it, such as 'class 0.5'"),
+    ],
+)
+def test_folders_that_are_refused(tmp_path: Path, folders: list[str], message: str) -> None:
+    (tmp_path / "own").mkdir()
+    with pytest.raises(DatasetError) as raised:
+        by_pictures(tmp_path, folders * 2)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path / "own"))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_empty_folder_of_a_class_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own" / "elm").mkdir(parents=True)
+    with pytest.raises(DatasetError, match=r"own/elm: .* got no picture in this folder; add pict"):
+        by_pictures(tmp_path, ["ash", "oak"])
+    (tmp_path / "own" / "elm" / "notes.txt").write_text("none")
+    with pytest.raises(DatasetError, match="got no picture in this folder"):
+        by_pictures(tmp_path, ["ash", "oak"])
+
+
+def test_pictures_in_deeper_folders_are_refused_and_hidden_ones_left_out(tmp_path: Path) -> None:
+    (tmp_path / "own" / ".thumbnails").mkdir(parents=True)
+    (tmp_path / "own" / "readme.txt").write_text("none")
+    data = by_pictures(tmp_path, ["ash", "oak"] * 2)
+    assert data.class_counts() == [("ash", 2), ("oak", 2)]
+    Image.new("L", (2, 2)).save(tmp_path / "own" / "ash" / "._1.png")
+    assert by_pictures(tmp_path, ["ash", "oak"] * 2).class_counts() == [("ash", 2), ("oak", 2)]
+    (tmp_path / "own" / "oak" / "north").mkdir()
+    Image.new("L", (2, 2)).save(tmp_path / "own" / "oak" / "north" / "1.png")
+    with pytest.raises(DatasetError, match=r"own/oak/north: .* in a folder of a class"):
+        by_pictures(tmp_path, ["ash", "oak"] * 2)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.own import check_memory, own_dataset
 from fairbed.testbed.install import install_command
+from fairbed.wire.labels import plain_labels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,9 +46,32 @@ def load_pictures(folder: Path) -> Dataset:
     files = [(path, label) for label, paths in classes.items() for path in paths]
     x = _read_all(folder, [path for path, _ in files])
     y = np.array([label for _, label in files])
-    return own_dataset(
+    dataset = own_dataset(
         str(folder), {"x": x, "y": y}, name=folder.name, fix="correct the pictures in the folder"
     )
+    _check_classes(folder, list(classes), dataset)
+    return dataset
+
+
+def _check_classes(folder: Path, names: list[str], dataset: Dataset) -> None:
+    """Refuse folders that are no classes, or of which two are one class."""
+    if dataset.is_regression:
+        name = next(name for name in names if not name.isdigit())
+        raise DatasetError(
+            str(folder),
+            f"folders of classes must be names or whole numbers, got {name!r}",
+            f"rename it, such as 'class {name}'",
+        )
+    by_label: dict[object, str] = {}
+    for name in names:
+        label = plain_labels(np.array([name])).item()
+        other = by_label.setdefault(label, name)
+        if other != name:
+            raise DatasetError(
+                str(folder),
+                f"folders must name each class once, got {other!r} and {name!r}",
+                "put their pictures into one folder",
+            )
 
 
 def _files(folder: Path) -> dict[str, list[Path]]:
@@ -71,7 +95,15 @@ def _files(folder: Path) -> dict[str, list[Path]]:
         raise DatasetError(str(folder), f"{_LAYOUT}, got {len(named)} folders", "check data.source")
     classes: dict[str, list[Path]] = {}
     for entry in named:
-        found = sorted(path for path in entry.iterdir() if path.suffix.lower() in SUFFIXES)
+        inner = sorted(path for path in entry.iterdir() if not path.name.startswith("."))
+        found = [path for path in inner if path.suffix.lower() in SUFFIXES and path.is_file()]
+        for deeper in inner:
+            if deeper.is_dir() and any(p.suffix.lower() in SUFFIXES for p in deeper.rglob("*")):
+                raise DatasetError(
+                    str(deeper),
+                    f"{_LAYOUT}, got a folder with pictures in a folder of a class",
+                    "move the pictures up, or take the folder away",
+                )
         if not found:
             raise DatasetError(
                 str(entry),
