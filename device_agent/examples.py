@@ -1,5 +1,6 @@
-"""Training data of a device: a shard from the cache, or a file of its own."""
+"""Training data of a device: a shard from the cache, or a file or folder of its own."""
 
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,15 +87,15 @@ class CachedShard:
 
 
 class OwnData:
-    """An `.npz` file with arrays `x` and `y` that never leaves the device.
+    """Examples in an `.npz` file or in a folder of pictures, which never leave the device.
 
     x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels of the
-    classes of a task, or targets of regression. Test examples are the arrays `x_test` and `y_test`;
-    without them a share of x and y, stratified by class, drawn with a seed and the name of the
-    device, so always the same.
+    classes of a task, or targets of regression. Pictures have the name of their folder as label.
+    Test examples are the arrays `x_test` and `y_test`; without them a share of x and y, stratified
+    by class, drawn with a seed and the name of the device, so always the same.
 
     Args:
-        path: The file.
+        path: The file or folder.
         classes: Of the task; None: the file can be checked and counted, not loaded.
         held_out: Share and seed of the test examples; None: without `x_test` there are none.
         device: Name of the device.
@@ -121,7 +122,8 @@ class OwnData:
             DataError: The file cannot be read, or its arrays break a rule.
         """
         x, y = self._read("x", "y")
-        meter.read(self.path.stat().st_size)
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        meter.read(sum(file.stat().st_size for file in files if file.is_file()))
         targets = self._targets("y", y)
         if self._has_tests():
             return (_checked_x(self.path, x, len(y)), targets), None
@@ -200,7 +202,16 @@ class OwnData:
         Raises:
             DataError: They need more than the free memory.
         """
-        needed = 0 if archive is None else sum(entry.file_size for entry in archive.infolist())
+        self._check_free(
+            0 if archive is None else sum(entry.file_size for entry in archive.infolist())
+        )
+
+    def _check_free(self, needed: int) -> None:
+        """Refuse examples of so many bytes if they need more than the free memory.
+
+        Raises:
+            DataError: They do.
+        """
         free = psutil.virtual_memory().available
         if needed > free:
             raise DataError(
@@ -208,9 +219,26 @@ class OwnData:
                 f"{free / 2**20:,.0f} MiB, got {needed / 2**20:,.0f} MiB; use fewer examples"
             )
 
+    def _pictures(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        from fairbed.device_agent.pictures import read_pictures
+
+        try:
+            return read_pictures(self.path, self._check_free)
+        except ImportError as exc:
+            raise DataError(
+                f"{self.path}: pillow must be installed to read pictures, got none; run: "
+                f"{sys.executable} -m pip install pillow"
+            ) from exc
+
     def _read(self, x_name: str, y_name: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        if self.path.is_dir():
+            return self._pictures()
         if self.path.suffix != ".npz":
-            raise DataError(f"{self.path}: must be an .npz file with arrays x and y")
+            raise DataError(
+                f"{self.path}: must be an .npz file with arrays x and y, or a folder that has a "
+                "folder of pictures for each class, got another file; write it with "
+                "numpy.savez(FILE, x=..., y=...)"
+            )
         try:
             # Opened here: numpy leaves its own handle open when the archive is damaged.
             with (

@@ -65,7 +65,7 @@ _FIX_MISSING = "add it, or remove the row"
 
 def _plain_text(y: NDArray[Any]) -> NDArray[Any]:
     distinct, places = np.unique(y, return_inverse=True)
-    texts = [unicodedata.normalize("NFC", text).strip() for text in distinct.tolist()]
+    texts = [_plain_name(text) for text in distinct.tolist()]
     for place, text in enumerate(texts):
         if text.lower() in MISSING:
             row = int(np.flatnonzero(places == place)[0])
@@ -78,6 +78,16 @@ def _plain_text(y: NDArray[Any]) -> NDArray[Any]:
     elif all(is_number(text) for text in texts):
         numbers = [float(text) for text in texts]
     return np.array(numbers)[places]
+
+
+def _plain_name(text: str) -> str:
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def label_key(text: str) -> str | int:
+    """Return what equal labels have in common: the value of a whole number, or the name."""
+    name = _plain_name(text)
+    return int(name) if _WHOLE.fullmatch(name) else name
 
 
 def is_number(text: str) -> bool:

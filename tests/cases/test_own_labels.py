@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from msgspec import structs
+from PIL import Image
 
 from fairbed.device_agent.doctor import Finding, data_findings
 from fairbed.device_agent.errors import DataError
@@ -210,6 +212,80 @@ def test_a_file_is_counted_before_its_task_is_known(tmp_path: Path, y: Any) -> N
 def test_labels_that_no_task_can_have_end_the_agent(tmp_path: Path, y: Any) -> None:
     with pytest.raises(DataError, match="y must"):
         own(tmp_path, y).count()
+
+
+# --- folders of pictures -------------------------------------------------------------------------
+
+
+def pictures(folder: Path, names: list[str]) -> Path:
+    for number, name in enumerate(names):
+        (folder / "own" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2), number).save(folder / "own" / name / f"{number}.png")
+    return folder / "own"
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "expected"),
+    [
+        (TREES, ["oak", "elm"], [2, 1]),
+        (TREES, ["oak"], [2]),
+        (TREES, ["oak", ".cache"], [2]),
+        (SHADES, ["blau", "Gru\u0308n"], [1, 0]),
+        (GAPS, ["10", "0", "1"], [2, 0, 1]),
+        (GAPS, ["10"], [2]),
+        (Classes("classification", 11), ["0", "1", "10", "2"], [0, 1, 10, 2]),
+        (TEN, ["00", "01", "09"], [0, 1, 9]),
+        (SIGNS, ["-1", "1"], [0, 1]),
+    ],
+)
+def test_names_of_folders_are_the_classes_of_the_task(
+    tmp_path: Path, classes: Classes, names: list[str], expected: list[int]
+) -> None:
+    data = OwnData(pictures(tmp_path, names), classes)
+    (x, y), _ = data.load(Storage())
+    assert (x.shape[1:], x.dtype) == ((1, 2, 2), np.float32)
+    assert data.count() == len(expected)
+    numbers = (x[:, 0, 0, 0] * 255).round().astype(int)
+    assert y[np.argsort(numbers)].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "message"),
+    [
+        (TREES, ["oak", "yew"], "'ash', 'elm', 'oak', got 'yew' in row 1"),
+        (TREES, ["Oak"], "must have the spelling of the run, 'oak', got 'Oak'"),
+        (TREES, ["0", "1"], "must be names, 'ash', 'elm', 'oak', as the data of the run have"),
+        (TEN, ["oak", "elm"], "0 .. 9, as the classes of the run have no names, got 'elm'"),
+        (TEN, ["1", "10"], "got 10 in row 1; if the labels count from 1, subtract 1 from y"),
+        (GAPS, ["0", "2"], "of the run, 0, 1, 10, got 2 in row 1"),
+        (GAPS, ["1", "01"], "must name each class once, got '01' and '1'"),
+        (TREES, [], "a folder must hold one folder per class, with .png or .jpg files, got 0"),
+        (TREES, ["oak/north"], "got no picture in this folder"),
+    ],
+)
+def test_folders_at_a_device_that_are_refused(
+    tmp_path: Path, classes: Classes, names: list[str], message: str
+) -> None:
+    (tmp_path / "own").mkdir()
+    with pytest.raises(DataError) as raised:
+        OwnData(pictures(tmp_path, names), classes).load(Storage())
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path / "own"))
+
+
+def test_pictures_of_a_device_need_pillow(tmp_path: Path) -> None:
+    folder = pictures(tmp_path, ["oak"])
+    with (
+        mock.patch.dict("sys.modules", {"PIL": None}),
+        pytest.raises(DataError, match=r"pillow must be installed .* -m pip install pillow"),
+    ):
+        OwnData(folder).count()
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("a,y\n1,oak\n")
+    with pytest.raises(DataError, match=r"or a folder that has a folder of pictures for each"):
+        OwnData(tmp_path / "own.csv").count()
 
 
 # --- device-agent doctor --data -------------------------------------------------------------------
