@@ -283,10 +283,17 @@ def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Findi
     """
     import numpy as np
 
-    from fairbed.wire.labels import MAX_SHOWN, Classes, LabelError, counted, label_text
+    from fairbed.wire.labels import (
+        MAX_SHOWN,
+        Classes,
+        LabelError,
+        counted,
+        label_text,
+        plain_labels,
+    )
 
     if task is None:
-        y = np.concatenate(parts)
+        y = np.concatenate([plain_labels(part) for part in parts])
         if y.dtype.kind == "f" and (y != np.round(y)).any():
             return Finding("labels", "ok", f"targets with fractions, {y.min():g} .. {y.max():g}")
         values, counts = np.unique(y, return_counts=True)
@@ -310,7 +317,7 @@ def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Findi
     if 0 < absent <= MAX_SHOWN:
         missing = sorted(set(range(classes.count)) - set(numbers.tolist()))
         shown += f", no example of {', '.join(map(classes.label, missing))}"
-    doubt = classes.doubt(targets)
+    doubt = classes.doubt(found)
     return Finding("labels", "warning" if doubt else "ok", shown, doubt)
 
 

@@ -163,8 +163,8 @@ class OwnData:
         for part in ("", "_test") if self._has_tests() else ("",):
             x, y = self._read(f"x{part}", f"y{part}")
             with _named_array(self.path, f"y{part}"):
-                labels = plain_labels(y)
-            yield _checked_x(self.path, x, len(y)), labels
+                plain_labels(y)
+            yield _checked_x(self.path, x, len(y)), y
 
     def _targets(self, name: str, y: NDArray[Any]) -> Targets:
         assert self._classes is not None, "a file is loaded for a task"

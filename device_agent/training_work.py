@@ -257,7 +257,7 @@ class TrainingWork:
                 labels.append(held_out[1])
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
-        doubt = Classes.of(artifact).doubt(np.concatenate(labels)) if examples.is_own else ""
+        doubt = Classes.of(artifact).doubt(labels) if examples.is_own else ""
         if doubt:
             _log.warning("data: %s", doubt)
         problem = "" if scale is None or known is None else other_scale(scale, known)

@@ -179,12 +179,15 @@ class Classes:
             found.append(number)
         return np.array(found, np.int64)[places]
 
-    def doubt(self, y: Targets) -> str:
-        """Return a doubt about targets that are of this task, shape (n,); empty if there is none.
+    def doubt(self, parts: Iterable[Targets]) -> str:
+        """Return a doubt about targets that are of this task; empty if there is none.
 
         Labels that count from 1 are legal if a device lacks class 0 and the last class.
+
+        Args:
+            parts: Training and test targets, each of shape (n,), n >= 1.
         """
-        if self.kind == "regression" or self.names or y.min() != 1:
+        if self.kind == "regression" or self.names or min(int(y.min()) for y in parts) != 1:
             return ""
         return "no example has label 0; if the labels count from 1, subtract 1 from y"
 

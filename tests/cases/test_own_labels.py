@@ -180,7 +180,7 @@ def test_the_advice_works(classes: Classes, y: Any, change: Any) -> None:
     ],
 )
 def test_labels_that_may_count_from_1_are_named(classes: Classes, y: Any, doubt: str) -> None:
-    found = classes.doubt(classes.targets(np.array(y)))
+    found = classes.doubt([classes.targets(np.array(y))])
     assert doubt in found
     assert bool(doubt) == bool(found)
 
@@ -243,7 +243,8 @@ def test_names_of_folders_are_the_classes_of_the_task(
 ) -> None:
     data = OwnData(pictures(tmp_path, names), classes)
     (x, y), _ = data.load(Storage())
-    assert (x.shape[1:], x.dtype) == ((1, 2, 2), np.float32)
+    assert x.dtype == np.float32
+    assert x.shape[1:] == (1, 2, 2)
     assert data.count() == len(expected)
     numbers = (x[:, 0, 0, 0] * 255).round().astype(int)
     assert y[np.argsort(numbers)].tolist() == expected
@@ -336,6 +337,7 @@ def test_the_doctor_compares_labels_with_the_task(doctor: Doctor) -> None:
         "ok",
         "0 1, 1 2; 2 of 10 classes of softmax-2-10, no example of 2, 3, 4, 5, 6, 7, 8, 9",
     )
+    assert doctor([True, False], TRUTH).found == "FALSE 1, TRUE 1; 2 of 2 classes of softmax-2-2"
     finding = doctor([0.5, 1.5], TARGETS)
     assert finding.found == "targets of regression, 0.5 .. 1.5"
 
