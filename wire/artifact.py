@@ -26,6 +26,9 @@ from fairbed.wire.messages import MAX_TEXT, Sha256
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
+MAX_CLASSES = 1 << 20
+"""Most classes that have labels; more labels of a data set are identifiers, not classes."""
+
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Label = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
@@ -147,7 +150,7 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """The torch module that replaces the graphs; None with graphs."""
     scale: Scale | None = None
     """Of the data set of the run; None for tokens."""
-    labels: tuple[Label, ...] = ()
+    labels: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
     """Label of each class in the data set of the run; empty: the numbers 0, 1, ..."""
 
     def __post_init__(self) -> None:

@@ -214,6 +214,24 @@ def test_the_cases_are_read_right_or_refused(capsys: pytest.CaptureFixture[str])
     assert "got 9 in all 120 rows; add examples of another class" in capsys.readouterr().out
 
 
+def test_an_experiment_is_verified_with_its_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{k % 7},{18 + k % 50}\n" for k in range(300))
+    (tmp_path / "ages.csv").write_text("a,age\n" + rows)
+    text = (CASES / "base.toml").read_text().replace("floatlab.csv", str(tmp_path / "ages.csv"))
+    text = text.replace('"lab"', '"age"')
+    for task, shown in (
+        (None, 'set [model] task = "classification" or "regression"'),
+        ("regression", "targets 18 .. 67"),
+        ("classification", "50 classes"),
+    ):
+        model = "[model]" if task is None else f'[model]\ntask = "{task}"'
+        (tmp_path / "e.toml").write_text(text.replace("[model]", model))
+        assert main(["data", "verify", str(tmp_path / "e.toml")]) == (task is None)
+        assert shown in capsys.readouterr().out
+
+
 def test_a_run_logs_how_it_read_the_labels(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -122,6 +122,13 @@ class Dataset:
         return [(class_text(self.labels, c), int(count)) for c, count in enumerate(counts)]
 
 
+def targets_text(y: Targets) -> str:
+    """Return a part of a description: what classes or targets, shape (n,), a data set has."""
+    if y.dtype.kind == "f":
+        return f"targets {y.min():g} .. {y.max():g}"
+    return f"{y.max() + 1} classes"
+
+
 def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
     """Return the examples with the targets that a task has.
 
@@ -134,8 +141,13 @@ def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
     Raises:
         DatasetError: The targets do not fit the task.
     """
-    if task is not None:
-        dataset = replace(dataset, guess="")
+    found = _for_task(dataset if task is None else replace(dataset, guess=""), task)
+    texts = targets_text(dataset.y), targets_text(found.y)
+    return replace(found, description=found.description.replace(*texts))
+
+
+def _for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
+    """Return the examples with other targets, and the description that they had."""
     if task == "regression":
         return _as_targets(dataset)
     try:

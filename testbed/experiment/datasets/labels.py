@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.wire.artifact import TaskKind
+from fairbed.wire.artifact import MAX_CLASSES, TaskKind
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.labels import MISSING as MISSING  # of tables, too
 from fairbed.wire.labels import (
@@ -23,9 +23,6 @@ from fairbed.wire.labels import (
     spelling,
 )
 from fairbed.wire.messages import MAX_TEXT
-
-MAX_CLASSES = 1 << 20
-"""More labels are identifiers, not classes."""
 
 MAX_WHOLE = 20
 """Most different whole floats, or whole numbers that are not 0, 1, ..., that are read as classes

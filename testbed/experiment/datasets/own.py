@@ -14,7 +14,7 @@ import psutil
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, targets_text
 from fairbed.testbed.experiment.datasets.labels import Labels, read_labels
 from fairbed.wire.labels import LabelError
 
@@ -83,7 +83,6 @@ class _Checked:
         x = self._features(x)
         is_regression = y.dtype.kind == "f"
         classes = 1 if is_regression else int(y.max()) + 1
-        targets = f"targets {y.min():g} .. {y.max():g}" if is_regression else f"{classes} classes"
         n_users = "" if users is None else f", {users.max() + 1:,} users"
         return Dataset(
             name=name,
@@ -93,7 +92,7 @@ class _Checked:
             labels=labels.names,
             guess=labels.guess,
             device_ids=users,
-            description=f"{len(y):,} examples of shape {x.shape[1:]}, {targets}{n_users}",
+            description=f"{len(y):,} examples of shape {x.shape[1:]}, {targets_text(y)}{n_users}",
             source=self._where,
             origin="own",
         )
