@@ -212,7 +212,9 @@ def _run_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and stop")
     parser.add_argument("--broker", metavar="URL", help="mqtt://[user[:password]@]host[:port]")
     parser.add_argument("--name", help="this device's name: 1 to 32 of a-z, 0-9 and hyphen")
-    parser.add_argument("--data", metavar="FILE.npz", help="own data, arrays x and y")
+    parser.add_argument(
+        "--data", metavar="FILE.npz", help="own data: arrays x and y, or a folder of pictures"
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with these keys")
     parser.add_argument("--tenant", help="which coordinator to serve (default: main)")
     parser.add_argument("--cache", metavar="DIR", help="where tasks and shards are kept")

@@ -94,7 +94,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Key of this device, by which the coordinator signs its messages; those without a valid
     signature are ignored. `device-agent join` writes it; None takes unsigned messages, too."""
     data: str | None = None
-    """An `.npz` file with arrays x and y; None requests a shard from the coordinator."""
+    """An `.npz` file with arrays x and y, or a folder of pictures; None requests a shard from the
+    coordinator."""
     cache_folder: str | None = None
     """Folder for tasks and shards; None is the platform's cache folder."""
     state_folder: str | None = None

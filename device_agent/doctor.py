@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 
@@ -51,6 +51,9 @@ from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.transport.address import Address, node_urls, parse_url
 from fairbed.wire.transport.base import LinkUp
 from fairbed.wire.transport.client import MqttTransport
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 State: TypeAlias = Literal["ok", "warning", "problem"]
 
@@ -236,11 +239,10 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
         cache: Folder of the cache; the newest task in it is compared, also in folders below.
     """
     from fairbed.device_agent.examples import OwnData, same_columns
-    from fairbed.device_agent.trainer import check_targets
     from fairbed.wire.scale import other_scale, scale_of
 
     try:
-        x, y = OwnData(path).examples()
+        (x, y), *tests = list(OwnData(path).unread())
     except (DataError, OSError) as exc:
         yield Finding("data", "problem", " ".join(str(exc).split()))
         return
@@ -248,31 +250,75 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
     values = "tokens" if scale is None else f"x is {scale.text}"
     found = f"{len(y)} examples of shape {tuple(x.shape[1:])}, {values}"
     task = _newest_task(cache)
+    yield _labels_finding([y, *(labels for _, labels in tests)], task)
     if task is None:
         hint = "let this device join a run once, and call the doctor again"
         yield Finding("data", "warning", f"{found}; no task to compare with in {cache}", hint)
         return
     spec = task.spec
-    try:
-        check_targets(spec, y)
-    except ValueError as exc:
-        yield Finding("data", "problem", str(exc))
-        return
-    if x.dtype != spec.x_dtype or math.prod(x.shape[1:]) != math.prod(spec.x_shape):
-        yield Finding(
-            "data",
-            "problem",
-            f"x must be {spec.x_dtype} of shape {spec.x_shape} for {spec.name}, got {x.dtype} of "
-            f"shape {tuple(x.shape[1:])}{same_columns(task.columns)}",
-            "prepare x as the data of the run",
-        )
-        return
+    for part in (x, *(x_test for x_test, _ in tests)):
+        if part.dtype != spec.x_dtype or math.prod(part.shape[1:]) != math.prod(spec.x_shape):
+            yield Finding(
+                "data",
+                "problem",
+                f"x must be {spec.x_dtype} of shape {spec.x_shape} for {spec.name}, got "
+                f"{part.dtype} of shape {tuple(part.shape[1:])}{same_columns(task.columns)}",
+                "prepare x as the data of the run",
+            )
+            return
     if scale is None or task.scale is None:
         yield Finding("data", "ok", f"{found}, fits {spec.name}")
         return
     what = other_scale(scale, task.scale)
     both = f"{found}; that of {spec.name} {task.scale.text}"
     yield Finding("data", "problem" if what else "ok", both, what)
+
+
+def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Finding:
+    """Return the classes of own data with their numbers of examples, compared with a task.
+
+    Args:
+        parts: Labels of training and test examples as they are in the file.
+        task: The task; None if it is unknown.
+    """
+    import numpy as np
+
+    from fairbed.wire.labels import (
+        MAX_SHOWN,
+        Classes,
+        LabelError,
+        counted,
+        label_text,
+        plain_labels,
+    )
+
+    if task is None:
+        y = np.concatenate([plain_labels(part) for part in parts])
+        if y.dtype.kind == "f" and (y != np.round(y)).any():
+            return Finding("labels", "ok", f"targets with fractions, {y.min():g} .. {y.max():g}")
+        values, counts = np.unique(y, return_counts=True)
+        names = map(label_text, values.tolist())
+        return Finding("labels", "ok", counted(zip(names, counts, strict=True)))
+    classes, found = Classes.of(task), []
+    for name, part in zip(("y", "y_test"), parts, strict=False):
+        try:
+            found.append(classes.targets(part))
+        except LabelError as exc:
+            problem, what_to_do = exc.args
+            return Finding("labels", "problem", f"{name}{problem.removeprefix('y')}", what_to_do)
+    targets = np.concatenate(found)
+    if classes.kind == "regression":
+        shown = f"targets of regression, {targets.min():g} .. {targets.max():g}"
+        return Finding("labels", "ok", shown)
+    numbers, counts = np.unique(targets, return_counts=True)
+    shown = counted(zip(map(classes.label, numbers.tolist()), counts, strict=True))
+    absent = classes.count - len(numbers)
+    shown += f"; {len(numbers)} of {classes.count} classes of {task.spec.name}"
+    if 0 < absent <= MAX_SHOWN:
+        missing = sorted(set(range(classes.count)) - set(numbers.tolist()))
+        shown += f", no example of {', '.join(map(classes.label, missing))}"
+    doubt = classes.doubt(found)
+    return Finding("labels", "warning" if doubt else "ok", shown, doubt)
 
 
 def _newest_task(cache: Path) -> Artifact | None:

@@ -1,8 +1,11 @@
-"""Training data of a device: a shard from the cache, or a file of its own."""
+"""Training data of a device: a shard from the cache, or a file or folder of its own."""
 
+import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import psutil
@@ -13,6 +16,7 @@ from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.host import Meter
 from fairbed.wire.evaluation import Targets
+from fairbed.wire.labels import Classes, LabelError, plain_labels
 from fairbed.wire.messages import HeldOut, Manifest
 from fairbed.wire.shard import decode_shard, split, strata
 
@@ -88,23 +92,31 @@ class CachedShard:
 
 
 class OwnData:
-    """An `.npz` file with arrays `x` and `y` that never leaves the device.
+    """Examples in an `.npz` file or in a folder of pictures, which never leave the device.
 
-    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels, or
-    targets of regression if they are float. Test
-    examples are the arrays `x_test` and `y_test`; without them a share of x and y, stratified by
-    class, drawn with a seed and the name of the device, so always the same.
+    x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels of the
+    classes of a task, or targets of regression. Pictures have the name of their folder as label.
+    Test examples are the arrays `x_test` and `y_test`; without them a share of x and y, stratified
+    by class, drawn with a seed and the name of the device, so always the same.
 
     Args:
-        path: The file.
+        path: The file or folder.
+        classes: Of the task; None: the file can be checked and counted, not loaded.
         held_out: Share and seed of the test examples; None: without `x_test` there are none.
         device: Name of the device.
     """
 
     is_own = True
 
-    def __init__(self, path: Path, held_out: HeldOut | None = None, device: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        classes: Classes | None = None,
+        held_out: HeldOut | None = None,
+        device: str = "",
+    ) -> None:
         self.path = path
+        self._classes = classes
         self._held_out = held_out
         self._device = device
 
@@ -115,12 +127,14 @@ class OwnData:
             DataError: The file cannot be read, or its arrays break a rule.
         """
         x, y = self._read("x", "y")
-        meter.read(self.path.stat().st_size)
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        meter.read(sum(file.stat().st_size for file in files if file.is_file()))
+        targets = self._targets("y", y)
         if self._has_tests():
-            return self._checked(x, y), None
-        training, tests = self._divided(_checked_y(self.path, y))
-        held_out = self._checked(x[tests], y[tests]) if len(tests) else None
-        return self._checked(x[training], y[training]), held_out
+            return (_checked_x(self.path, x, len(y)), targets), None
+        training, tests = self._divided(targets)
+        held_out = self._rows(x, targets, tests) if len(tests) else None
+        return self._rows(x, targets, training), held_out
 
     def held_out(self) -> Labelled | None:
         """Read the test examples; None if there are none.
@@ -129,10 +143,12 @@ class OwnData:
             DataError: The file cannot be read, or its arrays break a rule.
         """
         if self._has_tests():
-            return self._checked(*self._read("x_test", "y_test"))
+            x, y = self._read("x_test", "y_test")
+            return _checked_x(self.path, x, len(y)), self._targets("y_test", y)
         x, y = self._read("x", "y")
-        _, tests = self._divided(_checked_y(self.path, y))
-        return self._checked(x[tests], y[tests]) if len(tests) else None
+        targets = self._targets("y", y)
+        _, tests = self._divided(targets)
+        return self._rows(x, targets, tests) if len(tests) else None
 
     def count(self) -> int:
         """Return the number of examples in `x`, and check the file.
@@ -140,21 +156,28 @@ class OwnData:
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
         """
-        n = len(self.examples()[1])
-        if self._has_tests():
-            self.held_out()
+        n, *_ = [len(y) for _, y in self.unread()]
         return n
 
-    def examples(self) -> Labelled:
-        """Read all examples of `x` and `y`.
+    def unread(self) -> Iterator[tuple[Examples, NDArray[Any]]]:
+        """Yield x with the labels as they are in the file, then `x_test` if there is one.
 
         Raises:
             DataError: The file cannot be read, or its arrays break a rule.
         """
-        return self._checked(*self._read("x", "y"))
+        for part in ("", "_test") if self._has_tests() else ("",):
+            x, y = self._read(f"x{part}", f"y{part}")
+            with _named_array(self.path, f"y{part}"):
+                plain_labels(y)
+            yield _checked_x(self.path, x, len(y)), y
 
-    def _checked(self, x: NDArray[np.generic], y: NDArray[np.generic]) -> Labelled:
-        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
+    def _targets(self, name: str, y: NDArray[Any]) -> Targets:
+        assert self._classes is not None, "a file is loaded for a task"
+        with _named_array(self.path, name):
+            return self._classes.targets(y)
+
+    def _rows(self, x: NDArray[Any], y: Targets, rows: NDArray[np.int64]) -> Labelled:
+        return _checked_x(self.path, x[rows], len(rows)), y[rows]
 
     def _divided(self, y: Targets) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of training and test examples; one example alone is for training."""
@@ -184,7 +207,16 @@ class OwnData:
         Raises:
             DataError: They need more than the free memory.
         """
-        needed = 0 if archive is None else sum(entry.file_size for entry in archive.infolist())
+        self._check_free(
+            0 if archive is None else sum(entry.file_size for entry in archive.infolist())
+        )
+
+    def _check_free(self, needed: int) -> None:
+        """Refuse examples of so many bytes if they need more than the free memory.
+
+        Raises:
+            DataError: They do.
+        """
         free = psutil.virtual_memory().available
         if needed > free:
             raise DataError(
@@ -192,9 +224,26 @@ class OwnData:
                 f"{free / 2**20:,.0f} MiB, got {needed / 2**20:,.0f} MiB; use fewer examples"
             )
 
+    def _pictures(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        from fairbed.device_agent.pictures import read_pictures
+
+        try:
+            return read_pictures(self.path, self._check_free)
+        except ImportError as exc:
+            raise DataError(
+                f"{self.path}: pillow must be installed to read pictures, got none; run: "
+                f"{sys.executable} -m pip install pillow"
+            ) from exc
+
     def _read(self, x_name: str, y_name: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        if self.path.is_dir():
+            return self._pictures()
         if self.path.suffix != ".npz":
-            raise DataError(f"{self.path}: must be an .npz file with arrays x and y")
+            raise DataError(
+                f"{self.path}: must be an .npz file with arrays x and y, or a folder that has a "
+                "folder of pictures for each class, got another file; write it with "
+                "numpy.savez(FILE, x=..., y=...)"
+            )
         try:
             # Opened here: numpy leaves its own handle open when the archive is damaged.
             with (
@@ -256,14 +305,11 @@ def _checked_x(path: Path, x: NDArray[np.generic], n: int) -> Examples:
     raise DataError(f"{path}: x must be float, uint8 or integer, got {x.dtype} for {n} examples")
 
 
-def _checked_y(path: Path, y: NDArray[np.generic]) -> Targets:
-    if y.dtype.kind == "f":
-        targets = y.astype(np.float32)
-        if not np.isfinite(targets).all():
-            raise DataError(f"{path}: every value of y must be a finite float32, got NaN or inf")
-        return targets
-    if y.dtype.kind not in "iu":
-        raise DataError(
-            f"{path}: y must be integer labels, or float targets of regression, got {y.dtype}"
-        )
-    return y.astype(np.int64)
+@contextmanager
+def _named_array(path: Path, name: str) -> Iterator[None]:
+    """Name file and array in an error about labels."""
+    try:
+        yield
+    except LabelError as exc:
+        problem, what_to_do = exc.args
+        raise DataError(f"{path}: {name}{problem.removeprefix('y')}; {what_to_do}") from exc

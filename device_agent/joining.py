@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from fairbed.wire.transport.client import backoff_s
 
 if TYPE_CHECKING:
     from fairbed.device_agent.examples import ExampleSource
+    from fairbed.wire.artifact import Artifact
 
 _log = logging.getLogger(__name__)
 
@@ -86,17 +88,19 @@ class Preparation:
                     "data: the coordinator assigned no shard; start the agent with --data FILE.npz"
                 )
             await self._ensure(welcome.shard, "shard")
-        await self._context.worker.prepare(welcome.task, lambda: self._source(welcome))
+        await self._context.worker.prepare(welcome.task, partial(self._source, welcome))
         if welcome.held_out is not None and self._context.worker.n_test == 0:
             _log.warning("%s: data: %s", self._context.name, NO_TEST_EXAMPLES)
         await self._prober.measure()
 
-    def _source(self, welcome: Welcome) -> "ExampleSource":
+    def _source(self, welcome: Welcome, task: "Artifact") -> "ExampleSource":
         """Return the examples of a welcome; in the training thread, as the import takes long."""
         from fairbed.device_agent.examples import CachedShard, OwnData
+        from fairbed.wire.labels import Classes
 
         if self._own_data is not None:
-            return OwnData(self._own_data, welcome.held_out, self._context.name)
+            classes = Classes.of(task)
+            return OwnData(self._own_data, classes, welcome.held_out, self._context.name)
         assert welcome.shard is not None, "a shard was downloaded"
         return CachedShard(self._cache, welcome.shard)
 

@@ -386,8 +386,7 @@ def check_targets(spec: TaskSpec, y: Targets, name: str = "data") -> None:
         raise ValueError(f"{name}: must hold at least one example, got 0; give the device more")
     if y.dtype != spec.y_dtype:
         raise ValueError(
-            f"{name}: y must be {spec.y_dtype} for {spec.name}, got {y.dtype}; integer y are "
-            "classes, float y are the targets of regression"
+            f"{name}: y must be {spec.y_dtype} for {spec.name}, a {spec.kind}, got {y.dtype}"
         )
     if spec.kind == "regression":
         if not np.isfinite(y).all():

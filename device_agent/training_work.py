@@ -50,6 +50,7 @@ from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.evaluation import Quality, Targets
+from fairbed.wire.labels import Classes
 from fairbed.wire.messages import EvaluateRequest, Manifest, OptionValue, Personal, Train
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.scale import Scale, other_scale, scale_of
@@ -224,8 +225,12 @@ class TrainingWork:
         """The device is not prepared until `prepare` has ended."""
         self._task = None
 
-    def prepare(self, manifest: Manifest, examples: ExampleSource) -> None:
+    def prepare(self, manifest: Manifest, source: Callable[[Artifact], ExampleSource]) -> None:
         """Check task and data together, then free both: the first round has a cold start.
+
+        Args:
+            manifest: The task, in the cache.
+            source: Returns the examples for a task.
 
         Raises:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
@@ -236,19 +241,25 @@ class TrainingWork:
             artifact = self._artifact(manifest)
             engine = self._opened(artifact)
             self_check(engine)
+            examples = source(artifact)
             with self._host.pace.section("load") as meter:
                 training, held_out = examples.load(meter)
             _check_data(engine, *training, columns=artifact.columns)
             n_k, n_test = len(training[1]), 0
             known = artifact.scale
             scale = None if known is None or not examples.is_own else scale_of(training[0])
+            labels = [training[1]]
             del training
             held_out = held_out or examples.held_out()
             if held_out is not None:
                 _check_data(engine, *held_out, name="test data", columns=artifact.columns)
                 n_test = len(held_out[1])
+                labels.append(held_out[1])
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
+        doubt = Classes.of(artifact).doubt(labels) if examples.is_own else ""
+        if doubt:
+            _log.warning("data: %s", doubt)
         problem = "" if scale is None or known is None else other_scale(scale, known)
         if problem:
             _log.warning("data: %s", problem)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fairbed.device_agent.engines.base import OpenEngine
     from fairbed.device_agent.examples import ExampleSource
     from fairbed.device_agent.training_work import TrainingWork
+    from fairbed.wire.artifact import Artifact
 
 _log = logging.getLogger(__name__)
 
@@ -142,19 +143,19 @@ class TrainingThread:
         """
         return self._prepared().blob_for(train)
 
-    async def prepare(self, task: Manifest, source: "Callable[[], ExampleSource]") -> None:
+    async def prepare(self, task: Manifest, source: "Callable[[Artifact], ExampleSource]") -> None:
         """Check task and data together, then free both: the first round has a cold start.
 
         Args:
             task: The task, in the cache.
-            source: Returns the examples; called in the thread.
+            source: Returns the examples for a task; called in the thread.
 
         Raises:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
         """
         if self._work is not None:
             self._work.forget_task()
-        await self._in_thread(lambda: self._begun().prepare(task, source()), lambda: False)
+        await self._in_thread(lambda: self._begun().prepare(task, source), lambda: False)
 
     async def drop(self) -> None:
         """Free session and data, and return the memory to the system."""

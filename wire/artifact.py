@@ -26,7 +26,11 @@ from fairbed.wire.messages import MAX_TEXT, Sha256
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
+MAX_CLASSES = 1 << 20
+"""Most classes that have labels; more labels of a data set are identifiers, not classes."""
+
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Label = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
@@ -149,10 +153,18 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     columns: Text = ""
     """What the values of x are, in their order, if the run's data are a table: own data of a device
     must be the same. Empty otherwise."""
+    labels: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
+    """Label of each class in the data set of the run; empty: the numbers 0, 1, ..."""
 
     def __post_init__(self) -> None:
         if self.module is not None and (self.train or self.evaluate):
             raise ValueError("train and evaluate must be empty with a module")
+        names = self.labels
+        if names and not len(names) == len(set(names)) == self.spec.classes:
+            raise ValueError(
+                f"labels must be {self.spec.classes} different names, got {len(names)}, "
+                f"{len(set(names))} different"
+            )
 
     @property
     def engine(self) -> EngineName:

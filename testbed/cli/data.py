@@ -15,9 +15,8 @@ from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describ
 from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.progress import Bar, progress
-
-MAX_SHOWN = 20
-"""Most classes in a line."""
+from fairbed.wire.artifact import TaskKind
+from fairbed.wire.labels import counted
 
 MAX_FEATURES = 40
 """Most lines for the columns of a table."""
@@ -42,30 +41,32 @@ def _list(options: argparse.Namespace) -> list[DatasetStatus]:
     statuses = {status.name: status for status in describe_all(os.environ)}
     requested = options.what or list(statuses)
     own = {what: _config(what, options) for what in requested if what not in statuses}
-    return [statuses.get(what) or verify(own[what], os.environ) for what in requested]
+    return [statuses.get(what) or _verified(*own[what]) for what in requested]
 
 
-def _verified(config: DataConfig, bar: Bar) -> DatasetStatus:
-    status = verify(config, os.environ)
-    bar.advance()
+def _verified(config: DataConfig, task: TaskKind | None, bar: Bar | None = None) -> DatasetStatus:
+    status = verify(config, os.environ, task)
+    if bar is not None:
+        bar.advance()
     return status
 
 
 def _verify(options: argparse.Namespace) -> list[DatasetStatus]:
     if options.what:
-        configs = [_config(what, options) for what in options.what]
+        wanted = [_config(what, options) for what in options.what]
     else:
         available = [status for status in describe_all(os.environ) if status.is_available]
-        configs = [DataConfig(dataset=status.name) for status in available]
-    with progress(len(configs), "data sets", "data verify") as bar:
-        return [_verified(config, bar) for config in configs]
+        wanted = [(DataConfig(dataset=status.name), None) for status in available]
+    with progress(len(wanted), "data sets", "data verify") as bar:
+        return [_verified(config, task, bar) for config, task in wanted]
 
 
-def _config(what: str, options: argparse.Namespace) -> DataConfig:
-    """Return the section of what was named; that of an experiment file has its own keys."""
+def _config(what: str, options: argparse.Namespace) -> tuple[DataConfig, TaskKind | None]:
+    """Return the section of what was named; an experiment file has its own keys and its task."""
     if what.endswith(".toml"):
-        return load_experiment(Path(what)).data
-    return data_config(
+        experiment = load_experiment(Path(what))
+        return experiment.data, experiment.model.task
+    config = data_config(
         what,
         label=options.label,
         device=options.device,
@@ -73,6 +74,7 @@ def _config(what: str, options: argparse.Namespace) -> DataConfig:
         features=_named(options.features),
         categories=_named(options.categories),
     )
+    return config, None
 
 
 def _named(text: str | None) -> list[str]:
@@ -86,7 +88,7 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
         print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
         if status.classes and with_classes:
-            print(f"         classes: {_counts(status.classes)}")
+            print(f"         classes: {counted(status.classes, ' (--json)')}")
         if status.features and with_classes:
             print("\n".join(f"         {line}" for line in _feature_lines(status.features)))
         for note in status.notes if with_classes else ():
@@ -132,10 +134,3 @@ def _values(same: Sequence[Feature]) -> str:
     lows = [feature.low for feature in same if feature.low is not None]
     highs = [feature.high for feature in same if feature.high is not None]
     return f"{min(lows):.6g} .. {max(highs):.6g}" if lows else ""
-
-
-def _counts(classes: list[tuple[str, int]]) -> str:
-    """Return the classes with their numbers of examples; `--json` has all of them."""
-    shown = [f"{label} {count:,}" for label, count in classes[:MAX_SHOWN]]
-    more = len(classes) - len(shown)
-    return ", ".join([*shown, f"{more:,} more (--json)"] if more else shown)

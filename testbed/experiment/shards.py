@@ -155,6 +155,13 @@ class FleetData:
         self.dataset = dataset = dataset.fitted(np.concatenate(self.train_rows))
         """All examples, fitted on the training rows, with poisoned labels where a shard has them.
         """
+        if untrained := self._untrained():
+            _log.warning(
+                "%s: no device trains on the class %s: all its examples are held out for tests; "
+                "lower data.test_fraction, or add examples",
+                dataset.source,
+                ", ".join(untrained),
+            )
         if poisoned:
             if dataset.is_regression:
                 raise DatasetError(
@@ -167,6 +174,12 @@ class FleetData:
                 rows, rng = self.train_rows[k], generator(poison_seed, Draw.POISON, k)
                 y[rows] = poison_labels(y[rows], dataset.classes, rng)
             self.dataset = replace(dataset, y=y)
+
+    def _untrained(self) -> list[str]:
+        """Return the labels of the classes that have examples, but none in a training part."""
+        trained = set(np.unique(self.dataset.y[np.concatenate(self.train_rows)]).tolist())
+        counts = enumerate(self.dataset.class_counts())
+        return [label for number, (label, n) in counts if n and number not in trained]
 
     def shard(self, device: str) -> Shard | None:
         """Return the examples of `device`; None if all shards are taken."""

@@ -230,9 +230,9 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def of(
         cls, artifact: Artifact, training: TrainingConfig, exchange: ExchangeConfig | None = None
     ) -> "Probe":
-        """Return the probe of a run."""
+        """Return the probe of a run; it has nothing of its data, which cost no step."""
         return cls(
-            artifact=encode_artifact(artifact),
+            artifact=encode_artifact(msgspec.structs.replace(artifact, scale=None, labels=())),
             hyperparameters=training.hyperparameters(1),
             exchange=exchange,
             rule=training.rule,

@@ -886,7 +886,10 @@ def _load(
     )
     experiment.check_layout(artifact.spec.layout)
     columns = "" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT)
-    return data, msgspec.structs.replace(artifact, scale=scale_of(dataset.x), columns=columns)
+    labels = tuple(map(str, dataset.labels))
+    return data, msgspec.structs.replace(
+        artifact, scale=scale_of(dataset.x), columns=columns, labels=labels
+    )
 
 
 def _open_store(

@@ -28,6 +28,7 @@ from fairbed.coordinator.store.tables import DeviceMetricRow, PersonalScoreRow
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.examples import OwnData
 from fairbed.wire.codec import decode_to_device, encode
+from fairbed.wire.labels import Classes
 from fairbed.wire.messages import (
     Cancel,
     CoordinatorStatus,
@@ -104,7 +105,8 @@ async def test_devices_with_own_data_have_an_accuracy_on_examples_that_they_do_n
     assert final is not None
     engine = OnnxEngine(ARTIFACT)
     for name in OWN:
-        held_out = OwnData(tmp_path / f"{name}.npz", HELD_OUT, name).held_out()
+        own = OwnData(tmp_path / f"{name}.npz", Classes.of(ARTIFACT), HELD_OUT, name)
+        held_out = own.held_out()
         assert held_out is not None
         x, y = held_out
         loss_sum, correct, _ = engine.evaluate(final[1], x, y)

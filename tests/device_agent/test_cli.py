@@ -129,7 +129,7 @@ def test_the_password_of_the_environment_needs_a_user(
         ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "y (n,) with n >= 1, got (3, 2), (2,)"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "with n >= 1"),
         ({"x": np.full((1, 2), np.nan), "y": np.zeros(1, int)}, "must be a finite float32"),
-        ({"x": np.zeros((1, 2)), "y": np.array(["a"])}, "y must be integer labels, or float"),
+        ({"x": np.zeros((1, 2)), "y": np.array(["?"])}, "y must have a value in every row"),
         ({"x": np.zeros((1, 2), complex), "y": np.zeros(1, int)}, "got complex128"),
         ({"x": np.array([["a"]]), "y": np.zeros(1, int)}, "x must be float, uint8 or integer"),
         ({"x": np.array([[None]]), "y": np.zeros(1, int)}, "must be a readable .npz file"),

@@ -15,6 +15,7 @@ from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.npz import load_npz
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.errors import DecodeError
+from fairbed.wire.labels import Classes
 from fairbed.wire.shard import encode_shard, make_shard
 
 
@@ -34,7 +35,7 @@ class Storage:
 def own(folder: Path, **arrays: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> OwnData:
     path = folder / "own.npz"
     np.savez(path, allow_pickle=True, **arrays)
-    return OwnData(path)
+    return OwnData(path, Classes("classification", 2))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from fairbed.device_agent.config import OwnerPrivacy
 from fairbed.device_agent.errors import DataError
 from fairbed.device_agent.examples import OwnData
 from fairbed.device_agent.state.link_estimate import MIN_SAMPLE_BYTES
+from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.labels import Classes
 from fairbed.wire.messages import (
     Cancel,
     EvaluateReply,
@@ -40,6 +42,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 TASK = softmax_task()
 HELD_OUT = HeldOut(fraction=0.25, seed=5)
+CLASSES = Classes("classification", 10**6 + 1)
 W = np.random.default_rng(3).normal(size=N_VALUES).astype(np.float32)
 ZEROS = np.zeros(N_VALUES, np.float32)
 
@@ -75,14 +78,14 @@ def rows(data: OwnData) -> tuple[list[int], list[int]]:
 
 
 @given(
-    labels=st.lists(st.sampled_from([-3, 0, 1, 10**12]), min_size=1, max_size=40),
+    labels=st.lists(st.sampled_from([0, 1, 7, 10**6]), min_size=1, max_size=40),
     fraction=st.floats(0.01, 0.99),
 )
 def test_each_example_is_for_training_or_for_tests(
     labels: list[int], fraction: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = numbered(tmp_path_factory.mktemp("own"), labels)
-    training, tests = rows(OwnData(path, HeldOut(fraction=fraction, seed=1), "pi-7"))
+    training, tests = rows(OwnData(path, CLASSES, HeldOut(fraction=fraction, seed=1), "pi-7"))
     assert sorted(training + tests) == list(range(len(labels)))
     n = len(labels)
     assert len(tests) == (min(max(1, round(fraction * n)), n - 1) if n > 1 else 0)
@@ -93,7 +96,7 @@ def test_the_division_depends_on_seed_and_device_alone(tmp_path: Path) -> None:
     path = numbered(tmp_path, [0, 1] * 20)
 
     def tests(seed: int, name: str) -> list[int]:
-        return rows(OwnData(path, HeldOut(fraction=0.25, seed=seed), name))[1]
+        return rows(OwnData(path, CLASSES, HeldOut(fraction=0.25, seed=seed), name))[1]
 
     assert tests(5, "pi-7") == tests(5, "pi-7")
     assert len({tuple(tests(seed, name)) for seed in (5, 6) for name in ("pi-7", "pi-8")}) == 4
@@ -101,20 +104,20 @@ def test_the_division_depends_on_seed_and_device_alone(tmp_path: Path) -> None:
 
 def test_each_class_is_held_out_in_proportion(tmp_path: Path) -> None:
     path = numbered(tmp_path, [0] * 12 + [1] * 28)
-    _, tests = rows(OwnData(path, HELD_OUT, "pi-7"))
+    _, tests = rows(OwnData(path, CLASSES, HELD_OUT, "pi-7"))
     assert sum(row < 12 for row in tests) == 3
     assert len(tests) == 10
 
 
 def test_without_a_request_nothing_is_held_out(tmp_path: Path) -> None:
-    assert rows(OwnData(numbered(tmp_path, [0, 1, 2]))) == ([0, 1, 2], [])
+    assert rows(OwnData(numbered(tmp_path, [0, 1, 2]), CLASSES)) == ([0, 1, 2], [])
 
 
 def test_test_examples_of_the_file_are_taken(tmp_path: Path) -> None:
     x = np.zeros((8, 2), np.float32)
     path = write(tmp_path, x=x, y=np.zeros(8, int), x_test=x[:3] + 1, y_test=np.ones(3, int))
     for held_out in (None, HELD_OUT):
-        data = OwnData(path, held_out, "pi-7")
+        data = OwnData(path, CLASSES, held_out, "pi-7")
         (_, y), together = data.load(Storage())
         assert len(y) == data.count() == 8
         assert together is None, "they are not read for a training"
@@ -141,6 +144,14 @@ def test_test_examples_that_break_a_rule_are_one_line(
     with pytest.raises(DataError, match=problem) as caught:
         OwnData(path).count()
     assert "\n" not in str(caught.value)
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> str:
+    """Return the first line of the log with this text."""
+    with anyio.fail_after(10.0):
+        while not any(text in line for line in caplog.messages):  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    return next(line for line in caplog.messages if text in line)
 
 
 # --- tests between rounds ------------------------------------------------------------------------
@@ -181,13 +192,63 @@ async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: Agen
         await ask(coordinator, 1)
         reply = await coordinator.expect(EvaluateReply)
     assert setup.data is not None
-    held_out = OwnData(setup.data, HELD_OUT, NAME).held_out()
+    held_out = OwnData(setup.data, CLASSES, HELD_OUT, NAME).held_out()
     assert held_out is not None
     loss_sum, correct, _ = SoftmaxEngine(softmax_artifact().spec).evaluate(W, *held_out)
     assert (hello.n_k, offer.n_k, reply.n) == (40, 30, 10)
     assert reply.correct == correct
     assert reply.loss == pytest.approx(loss_sum / 10)
     assert not reply.was_cold
+
+
+async def test_names_train_the_classes_that_the_run_has_for_them(setup: AgentSetup) -> None:
+    """The device lacks ash: in its own list of names elm and oak are 0 and 1."""
+    x, y = examples(40).arrays()
+    x, y = x[y > 0], y[y > 0]
+    names = ("ash", "elm", "oak")
+    updates = []
+    for labels in (y, np.array(names)[y]):
+        setup.data = write(setup.folder, x=x, y=labels)
+        task = structs.replace(softmax_artifact(), labels=() if labels is y else names)
+        async with setup.running() as (_, coordinator):
+            await join(coordinator, encode_artifact(task))
+            updates.append((await coordinator.run_round(1, ZEROS))[1])
+            await ask(coordinator, 1)
+            updates.append(np.array([(await coordinator.expect(EvaluateReply)).correct]))
+    np.testing.assert_array_equal(updates[0], updates[2])
+    np.testing.assert_array_equal(updates[1], updates[3])
+    assert np.abs(updates[0]).max() > 0.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (["yew"] * 10, "y must be classes of the run, 'ash', 'elm', 'oak', got 'yew' in row 0;"),
+        ([0] * 10, "y must be names, 'ash', 'elm', 'oak', as the data of the run have, got 0"),
+    ],
+)
+async def test_a_label_that_the_run_lacks_is_one_line(
+    labels: list[object], line: str, setup: AgentSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, _ = examples(10).arrays()
+    setup.data = write(setup.folder, x=x, y=np.array(labels))
+    task = structs.replace(softmax_artifact(), labels=("ash", "elm", "oak"))
+    async with setup.running() as (_, coordinator):
+        await coordinator.welcome(encode_artifact(task), None)
+        assert line in await logged(caplog, "preparation failed")
+
+
+async def test_labels_that_may_count_from_1_are_logged_once(
+    setup: AgentSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = examples(40).arrays()
+    setup.data = write(setup.folder, x=x[y > 0], y=y[y > 0])
+    async with setup.running() as (_, coordinator):
+        await join(coordinator)
+        await coordinator.run_round(1, ZEROS)
+    assert [line for line in caplog.messages if "no example has label 0" in line] == [
+        "data: no example has label 0; if the labels count from 1, subtract 1 from y"
+    ]
 
 
 async def test_a_cold_device_stays_cold_and_a_warm_one_warm(setup: AgentSetup) -> None:
@@ -335,7 +396,11 @@ async def test_an_owner_who_demands_noise_lets_no_score_leave(setup: AgentSetup)
     ("x_test", "y_test", "problem"),
     [
         (np.zeros((2, 5), np.float32), [0, 1], "test data: examples must be float32 (6,), got"),
-        (np.zeros((2, 6), np.float32), [0, 9], "test data: every label must be in 0..2, got 0..9"),
+        (
+            np.zeros((2, 6), np.float32),
+            [0, 9],
+            "y_test must be classes of the run, 0 .. 2, got 9 in",
+        ),
         (np.zeros((2, 6), np.int64), [0, 1], "test data: examples must be float32 (6,), got int64"),
     ],
     ids=["shape", "classes", "dtype"],
@@ -351,8 +416,4 @@ async def test_test_examples_that_do_not_fit_the_task_are_one_line(
     setup.data = write(setup.folder, x=x, y=y, x_test=x_test, y_test=np.array(y_test))
     async with setup.running() as (_, coordinator):
         await coordinator.welcome(TASK, None)
-        with anyio.fail_after(10.0):
-            while not any("preparation failed" in line for line in caplog.messages):  # noqa: ASYNC110
-                await anyio.sleep(0.05)
-    line = next(line for line in caplog.messages if "preparation failed" in line)
-    assert problem in line
+        assert problem in await logged(caplog, "preparation failed")

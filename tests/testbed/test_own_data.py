@@ -17,6 +17,7 @@ from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.run.broker import enrol_in_run
 from fairbed.testbed.run_folder import read_endpoint
+from fairbed.wire.labels import Classes
 from fairbed.wire.messages import HeldOut
 from tests.processes import end
 from tests.testbed.small_run import LIMIT_S, wait_until
@@ -129,10 +130,32 @@ def test_a_server_test_set_does_not_see_the_camera_that_is_upside_down(folder: P
     }
 
 
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.full
+def test_names_at_a_device_are_the_classes_of_the_fleet(folder: Path) -> None:
+    """Each file lacks other digits, so that a name has another place in its own sorted list."""
+    names = np.array(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    )
+    for board, left_out in (("server", ()), ("board-a", (0, 4, 9)), ("board-b", (1, 8))):
+        with np.load(folder / f"{board}.npz") as arrays:
+            x, y = arrays["x"], arrays["y"]
+        is_kept = ~np.isin(y, left_out)
+        np.savez(folder / f"{board}.npz", x=x[is_kept], y=names[y[is_kept]])
+    out = run(folder, "rounds=16")
+    with RunReader(out) as reader:
+        scores = {row.device: row.accuracy for row in reader.device_metrics()}
+    assert (scores["board-a"] or 0.0) > 0.7
+    lines = (folder / "board-a.log").read_text()
+    assert "preparation failed" not in lines
+
+
 def test_a_device_of_the_example_holds_out_the_share_of_the_experiment(folder: Path) -> None:
     held_out = load_experiment(EXAMPLES / "own-data.toml").coordinator(starts_fleet=False).held_out
     assert held_out == HeldOut(fraction=0.2, seed=1)
-    found = OwnData(folder / "board-a.npz", held_out, "board-a").held_out()
+    classes = Classes("classification", 10)
+    found = OwnData(folder / "board-a.npz", classes, held_out, "board-a").held_out()
     assert found is not None
     assert set(found[1].tolist()) == set(range(10))
 

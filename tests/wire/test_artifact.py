@@ -75,6 +75,10 @@ MALFORMED = [
     ),
     (("spec", "task"), "ranking", "Invalid enum value 'ranking' - at `$.spec.task`"),
     (("train",), "text", "Expected `bytes`, got `str` - at `$.train`"),
+    (("labels",), ["oak"], "labels must be 3 different names, got 1, 1 different"),
+    (("labels",), ["oak", "elm", "oak"], "labels must be 3 different names, got 3, 2 different"),
+    (("labels",), ["oak", "elm", ""], "Expected `str` of length >= 1 - at `$.labels[2]`"),
+    (("labels",), ["oak", "elm", 3], "Expected `str`, got `int` - at `$.labels[2]`"),
     (("author",), "unknown", "Object contains unknown field `author`"),
 ]
 

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fairbed.wire.artifact import decode_artifact, encode_artifact
 from fairbed.wire.chunks import decode_chunk, encode_chunk
 from fairbed.wire.codec import decode, encode
 from fairbed.wire.codecs import pack, unpack
 from fairbed.wire.messages import PROTOCOL_VERSION, AnyMessage
+from fairbed.wire.scale import Scale
 from fairbed.wire.shard import decode_shard, encode_shard, make_shard
 from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
 from tests.conftest import Golden
@@ -77,6 +79,14 @@ def test_task_bytes(golden: Golden) -> None:
     assert decode_artifact(path.read_bytes()) == ARTIFACT
 
 
+def test_task_bytes_with_facts_of_its_data(golden: Golden) -> None:
+    path = FOLDER / "task-data.bin"
+    scale = Scale(low=0.0, high=1.0, mean=0.25, spread=0.5)
+    task = structs.replace(ARTIFACT, scale=scale, labels=("ash", "elm", "Eiche, rot ü"))
+    golden(path, encode_artifact(task))
+    assert decode_artifact(path.read_bytes()) == task
+
+
 def test_the_folder_holds_nothing_else() -> None:
     expected = {
         *MESSAGES,
@@ -85,6 +95,7 @@ def test_the_folder_holds_nothing_else() -> None:
         "shard",
         "shard-regression",
         "task",
+        "task-data",
         *(f"packed-{c}" for c in CODECS),
     }
     assert {path.stem for path in FOLDER.iterdir()} == expected

@@ -9,6 +9,7 @@ from fairbed.testbed.experiment.datasets import cifar, mnist
 from fairbed.testbed.experiment.datasets.dataset import DatasetError, Origin
 from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
+from fairbed.wire.artifact import TaskKind
 from fairbed.wire.plugins import Registered, installed
 
 ANY_SEED = 0
@@ -67,7 +68,9 @@ def describe_all(environment: Mapping[str, str]) -> list[DatasetStatus]:
     return [_status_from_headers(name, environment) for name in NAMES] + own
 
 
-def verify(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:
+def verify(
+    config: DataConfig, environment: Mapping[str, str], task: TaskKind | None = None
+) -> DatasetStatus:
     """Load a whole data set, compare its checksums, and return its status.
 
     A function of the user is called twice, to compare its results.
@@ -75,8 +78,9 @@ def verify(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:
     Args:
         config: The data set, or the source.
         environment: Read for `FAIRBED_DATA` only.
+        task: `[model] task`; None: as the labels suggest.
     """
-    return _status_by_loading(config, environment)
+    return _status_by_loading(config, environment, task)
 
 
 def _status_from_headers(name: str, environment: Mapping[str, str]) -> DatasetStatus:
@@ -106,12 +110,14 @@ def _read_headers(name: str, folder: Path) -> tuple[int | None, str]:
     return sum(mnist.count(name, folder)), mnist.PUBLISHED[name].description
 
 
-def _status_by_loading(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:
+def _status_by_loading(
+    config: DataConfig, environment: Mapping[str, str], task: TaskKind | None = None
+) -> DatasetStatus:
     where = ""
     try:
         if config.name in FOLDER_NAMES:
             where = config.folder or str(folder_of(config.name, environment))
-        data = load(config, ANY_SEED, environment, always_twice=True)
+        data = load(config, ANY_SEED, environment, task=task, always_twice=True)
     except DatasetError as exc:
         return _unavailable(config.name, where, exc)
     return DatasetStatus(

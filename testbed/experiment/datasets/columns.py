@@ -24,8 +24,8 @@ from fairbed.testbed.experiment.datasets.features import (
     judge_text,
     unit_of,
 )
-from fairbed.testbed.experiment.datasets.labels import MISSING
 from fairbed.testbed.experiment.datasets.own import check_memory
+from fairbed.wire.labels import MISSING
 
 MAX_TEXTS = 100_000
 """Most different texts of a column that are counted."""

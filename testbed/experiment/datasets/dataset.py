@@ -14,15 +14,10 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
 from fairbed.testbed.experiment.datasets.features import Encoding
-from fairbed.testbed.experiment.datasets.labels import (
-    LabelError,
-    Names,
-    as_classes,
-    check_classes,
-    class_text,
-)
+from fairbed.testbed.experiment.datasets.labels import Names, as_classes, check_classes, class_text
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.evaluation import Targets
+from fairbed.wire.labels import LabelError
 
 
 class DatasetError(ValueError):
@@ -82,7 +77,8 @@ class Dataset:
     labels: Names = ()
     """Label of each class; empty: label k is class k."""
     guess: str = ""
-    """Why y are classes or targets, as long as no task decides it; empty: no doubt."""
+    """Why y are classes or targets, as long as no task decides it, and which numbers are classes;
+    empty: no doubt."""
     encoding: Encoding | None = None
     """How the columns of a table became x; None for other data."""
     notes: tuple[str, ...] = ()
@@ -148,6 +144,13 @@ class Dataset:
         return [(class_text(self.labels, c), int(count)) for c, count in enumerate(counts)]
 
 
+def targets_text(y: Targets) -> str:
+    """Return a part of a description: what classes or targets, shape (n,), a data set has."""
+    if y.dtype.kind == "f":
+        return f"targets {y.min():g} .. {y.max():g}"
+    return f"{y.max() + 1} classes"
+
+
 def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
     """Return the examples with the targets that a task has.
 
@@ -160,8 +163,13 @@ def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
     Raises:
         DatasetError: The targets do not fit the task.
     """
-    if task is not None:
-        dataset = replace(dataset, guess="")
+    found = _for_task(dataset if task is None else replace(dataset, guess=""), task)
+    texts = targets_text(dataset.y), targets_text(found.y)
+    return replace(found, description=found.description.replace(*texts))
+
+
+def _for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
+    """Return the examples with other targets, and the description that they had."""
     if task == "regression":
         return _as_targets(dataset)
     try:
@@ -170,7 +178,8 @@ def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
             classes = int(labels.y.max()) + 1
             dataset = replace(dataset, y=labels.y, classes=classes, labels=labels.names)
         if dataset.origin == "own" and not dataset.is_regression:
-            check_classes(dataset.y.astype(np.int64), dataset.labels)
+            note = check_classes(dataset.y.astype(np.int64), dataset.labels, task)
+            dataset = replace(dataset, guess="; ".join(filter(None, (dataset.guess, note))))
     except LabelError as exc:
         raise DatasetError(dataset.source, *exc.args) from exc
     if task == "binary" and dataset.classes != 2:

@@ -3,7 +3,6 @@
 The classes are a fact of the data set: distinct labels in their order, whatever device has them.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,32 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.wire.artifact import MAX_CLASSES, TaskKind
 from fairbed.wire.evaluation import Targets
-
-MAX_CLASSES = 1 << 20
-"""More labels are identifiers, not classes."""
+from fairbed.wire.labels import (
+    LabelError,
+    is_number,
+    label_text,
+    listed,
+    plain_labels,
+    spelling,
+)
+from fairbed.wire.messages import MAX_TEXT
 
 MAX_WHOLE = 20
-"""Most different whole floats that are read as classes: one missing value turns integers into
-floats, and scales of more steps are measurements (scikit-learn reads any whole floats as classes).
+"""Most different whole floats, or whole numbers that are not 0, 1, ..., that are read as classes
+without a task: one missing value turns integers into floats, and scales of more steps are
+measurements (scikit-learn reads any whole floats as classes).
 """
-
-MAX_SHOWN = 12
-"""Most labels in a message."""
 
 MIN_ROWS = 8
 """With fewer examples every label may be different by chance."""
 
-MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "null", "?"})
-"""Spellings of a missing label, in lower case: those of pandas and of UCI files."""
-
-_WHOLE = re.compile(r"[+-]?\d+")
-
 Names: TypeAlias = tuple[int, ...] | tuple[str, ...]
-
-
-class LabelError(ValueError):
-    """Labels are no classes; the arguments are the broken rule and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +56,9 @@ def read_labels(y: NDArray[Any]) -> Labels:
     Raises:
         LabelError: They are neither.
     """
-    y = _plain(y)
+    y = plain_labels(y)
     if y.dtype.kind == "U":
         return _named(y)
-    if y.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            wrong = np.flatnonzero(~np.isfinite(y.astype(np.float32)))
-        if len(wrong):
-            raise LabelError(
-                f"y must be finite as float32, got {y[wrong[0]]} in row {wrong[0]}",
-                "remove or replace such values",
-            )
     values = np.unique(y)
     if len(values) < 2:
         raise LabelError(
@@ -85,7 +72,7 @@ def read_labels(y: NDArray[Any]) -> Labels:
     if _is_whole(values) and is_few:
         classes = as_classes(y)
         guess = (
-            f"labels are the whole numbers {_listed(values)} and are read as classes; for "
+            f"labels are the whole numbers {listed(values.tolist())} and are read as classes; for "
             'regression set [model] task = "regression"'
         )
         return Labels(classes.y, classes.names, guess)
@@ -93,19 +80,21 @@ def read_labels(y: NDArray[Any]) -> Labels:
     if _is_whole(values):
         guess = (
             f"targets are {len(values)} different whole numbers, {_text(values[0])} .. "
-            f"{_text(values[-1])}, and are read as targets of regression; if they are classes, set "
-            '[model] task = "classification"'
+            f"{_text(values[-1])}, and are read as targets of regression"
         )
+        if not _is_nearly_unique(len(values), len(y)):
+            guess += '; if they are classes, set [model] task = "classification"'
     elif is_few:
         guess = (
-            f"targets have only {len(values)} different values, {_listed(values)}, and are read as "
-            "targets of regression; if they are classes, write them as names"
+            f"targets have only {len(values)} different values, {listed(values.tolist())}, and are "
+            "read as targets of regression; if they are classes, write a name for each, such as "
+            f"'class {_text(values[0])}'"
         )
     return Labels(y.astype(np.float32), guess=guess)
 
 
 def as_classes(y: NDArray[Any]) -> Labels:
-    """Return whole numbers as classes in their order; `gap` has what is wrong if they have names.
+    """Return whole numbers as classes in their order.
 
     Args:
         y: Integers or whole floats, shape (n,).
@@ -118,72 +107,52 @@ def as_classes(y: NDArray[Any]) -> Labels:
         raise LabelError(
             f"must have classes as targets, got {len(values)} numbers, {_text(values[0])} .. "
             f"{_text(values[-1])}",
-            'number the classes from 0, or set task = "regression"',
+            "write the class of each example as a whole number or a name",
         )
     names = tuple(int(value) for value in values)
     is_plain = names == tuple(range(len(names)))
     return Labels(classes.astype(np.int64), () if is_plain else names)
 
 
-def gap(names: Sequence[int]) -> LabelError:
-    """Return the error about whole numbers that are not 0, 1, ..., and how they are numbered.
+def check_classes(y: Ints, names: Names, task: TaskKind | None) -> str:
+    """Refuse labels that are no classes; return what to state of their numbers, if anything.
 
-    Numbered here, they would differ from those in the files of devices with own data.
-    """
-    message = f"labels must be 0 .. {len(names) - 1} for {len(names)} classes, got {_listed(names)}"
-    if absent := _between(names):
-        message += f"; no example has label {', '.join(map(str, absent))}"
-    pairs = [f"{name} to {number}" for number, name in enumerate(names)]
-    changes = ", ".join(pairs if len(pairs) <= MAX_SHOWN else [*pairs[:3], "...", pairs[-1]])
-    return LabelError(message, f"change {changes}, also in the files of devices, or use names")
-
-
-def class_text(names: Names, number: int) -> str:
-    """Return the label of a class."""
-    return str(names[number]) if names else str(number)
-
-
-def check_classes(y: Ints, names: Names) -> None:
-    """Refuse labels that are no classes 0, 1, ..., or of which nearly every example has its own.
+    Args:
+        y: Class of each example, shape (n,).
+        names: Label of each class; empty: 0, 1, ...
+        task: `[model] task`; None: they count as classes without it.
 
     Raises:
-        LabelError: They are other whole numbers, or fewer than two examples share a label, on
-            average.
+        LabelError: Fewer than two examples share a label, on average, or the labels are many
+            numbers that may as well be targets.
     """
     labels = len(np.unique(y))
-    if len(y) >= MIN_ROWS and 2 * labels > len(y):
-        is_text = bool(names) and isinstance(names[0], str)
+    numbers = [name for name in names if isinstance(name, int)]
+    is_open = task is None and (bool(numbers) or not names)
+    if _is_nearly_unique(labels, len(y)):
         raise LabelError(
             f"y must hold classes of several examples each, got {labels:,} different labels in "
             f"{len(y):,} rows",
             "name the column or array of the classes"
-            + ("" if is_text else ', or set [model] task = "regression"'),
+            + (', or set [model] task = "regression"' if is_open else ""),
         )
-    numbers = [name for name in names if isinstance(name, int)]
-    if numbers:
-        raise gap(numbers)
-
-
-def _plain(y: NDArray[Any]) -> NDArray[Any]:
-    """Return booleans as integers, and text that is all numbers as numbers."""
-    if y.dtype.kind == "b":
-        return y.astype(np.int64)
-    if y.dtype.kind != "U":
-        return y
-    text = np.char.strip(y)
-    missing = np.flatnonzero([value.lower() in MISSING for value in text.tolist()])
-    if len(missing):
+    if not numbers:
+        return ""
+    if is_open and len(numbers) > MAX_WHOLE:
         raise LabelError(
-            f"y must have a label in every row, got {str(y[missing[0]])!r} in row {missing[0]}",
-            "add it, or remove the row",
+            f"y may be classes or targets, got {len(numbers):,} different whole numbers, "
+            f"{numbers[0]} .. {numbers[-1]}",
+            'set [model] task = "classification" or "regression"',
         )
-    distinct = np.unique(text)
-    if all(_WHOLE.fullmatch(value) and len(value) < 18 for value in distinct):
-        return text.astype(np.int64)
-    try:
-        return text.astype(np.float64)
-    except ValueError:
-        return text
+    absent = _between(numbers)
+    return f"labels are the numbers {listed(numbers)}, which are the classes in this order" + (
+        f"; no example has label {listed(absent)}" if absent else ""
+    )
+
+
+def class_text(names: Names, number: int) -> str:
+    """Return the label of a class."""
+    return label_text(names[number]) if names else str(number)
 
 
 def _named(y: NDArray[Any]) -> Labels:
@@ -197,13 +166,18 @@ def _named(y: NDArray[Any]) -> Labels:
         )
     spelt: dict[str, str] = {}
     for name in names:
-        other = spelt.setdefault(" ".join(name.casefold().split()), name)
+        other = spelt.setdefault(spelling(name), name)
         if other != name:
             raise LabelError(
                 f"y must spell each class in one way, got {other!r} and {name!r}",
                 "correct the labels",
             )
-    numbers = [name for name in names if _is_number(name)]
+        if len(name) > MAX_TEXT:
+            raise LabelError(
+                f"y must hold names of at most {MAX_TEXT} characters, got {len(name):,}",
+                "name the column or array of the classes",
+            )
+    numbers = [name for name in names if is_number(name)]
     if numbers:
         text = next(name for name in names if name not in numbers)
         raise LabelError(
@@ -224,18 +198,9 @@ def _is_whole(values: NDArray[Any]) -> bool:
     return values.dtype.kind != "f" or bool((values == np.round(values)).all())
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _listed(values: NDArray[Any] | Sequence[int]) -> str:
-    shown = [_text(value) for value in values]
-    return ", ".join(shown if len(shown) <= MAX_SHOWN else [*shown[:10], "...", shown[-1]])
+def _is_nearly_unique(labels: int, rows: int) -> bool:
+    return rows >= MIN_ROWS and 2 * labels > rows
 
 
 def _text(value: Any) -> str:
-    return f"{value + 0.0:g}" if isinstance(value, np.floating) else str(value)
+    return label_text(value.item())

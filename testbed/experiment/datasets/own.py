@@ -14,8 +14,9 @@ import psutil
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
-from fairbed.testbed.experiment.datasets.labels import LabelError, Labels, read_labels
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, targets_text
+from fairbed.testbed.experiment.datasets.labels import Labels, read_labels
+from fairbed.wire.labels import LabelError
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -82,7 +83,6 @@ class _Checked:
         x = self._features(x)
         is_regression = y.dtype.kind == "f"
         classes = 1 if is_regression else int(y.max()) + 1
-        targets = f"targets {y.min():g} .. {y.max():g}" if is_regression else f"{classes} classes"
         n_users = "" if users is None else f", {users.max() + 1:,} users"
         return Dataset(
             name=name,
@@ -92,7 +92,7 @@ class _Checked:
             labels=labels.names,
             guess=labels.guess,
             device_ids=users,
-            description=f"{len(y):,} examples of shape {x.shape[1:]}, {targets}{n_users}",
+            description=f"{len(y):,} examples of shape {x.shape[1:]}, {targets_text(y)}{n_users}",
             source=self._where,
             origin="own",
         )
@@ -132,10 +132,6 @@ class _Checked:
         return np.concatenate([array, test])
 
     def _labels(self, y: NDArray[Any]) -> Labels:
-        if y.dtype.kind not in "biufU" or y.ndim != 1 or not len(y):
-            raise self._error(
-                f"y must be integers, text or floats, shape (n,), n >= 1, got {y.dtype} {y.shape}"
-            )
         try:
             labels = read_labels(y)
         except LabelError as exc:

@@ -30,9 +30,9 @@ from fairbed.testbed.experiment.datasets.columns import (
 )
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.features import LARGE
-from fairbed.testbed.experiment.datasets.labels import MISSING
 from fairbed.testbed.experiment.datasets.own import check_memory, free_bytes, own_dataset
 from fairbed.testbed.install import install_command
+from fairbed.wire.labels import MISSING
 
 EXPANSION = 4
 """Largest text of a table, in free memory: a number takes several characters, but four bytes."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.task.catalogue import load_task
@@ -28,6 +29,7 @@ from fairbed.testbed.host.speed import (
     forget,
     host_speed,
 )
+from fairbed.wire.scale import Scale
 
 EXPERIMENT = """
 name = "auto"
@@ -109,6 +111,14 @@ def test_doctor_states_what_was_measured_and_measures_again(
     forget(environ)
     (again,) = doctor._host(None)
     assert "measured 0 s ago" in again.found or "measured 1 s ago" in again.found
+
+
+def test_the_data_of_a_run_have_no_costs_of_their_own() -> None:
+    task = load_task("softmax", (64,), 10)
+    scale = Scale(low=0.0, high=1.0, mean=0.5, spread=0.1)
+    same = structs.replace(task, scale=scale, labels=tuple("abcdefghij"))
+    training = TrainingConfig(batch_size=20)
+    assert Probe.of(same, training) == Probe.of(task, training)
 
 
 @pytest.mark.full

@@ -93,7 +93,7 @@ def test_refuses_a_damaged_picture_in_one_line(
 
 
 def test_refuses_another_layout_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"none: folder must exist, got none; check data.source"):
+    with pytest.raises(DatasetError, match=r"none: folder must exist, got none; check the path"):
         load_pictures(tmp_path / "none")
     with pytest.raises(DatasetError, match=r"one folder per class, .* got 0 folders"):
         load_pictures(tmp_path)
