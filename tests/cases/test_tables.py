@@ -600,7 +600,8 @@ def test_own_data_of_a_device_are_refused_with_the_columns_of_the_run(tmp_path: 
     task = msgspec.structs.replace(load_task("softmax", (64,), 10), columns=columns)
     (tmp_path / f"task-{'0' * 64}").write_bytes(encode_artifact(task))
     np.savez(tmp_path / "mine.npz", x=np.zeros((20, 62), np.float32), y=np.arange(20) % 10)
-    (finding,) = data_findings(tmp_path / "mine.npz", tmp_path)
+    labels, finding = data_findings(tmp_path / "mine.npz", tmp_path)
+    assert labels.state == "ok"
     assert finding.state == "problem"
     assert (
         "(62,); x must have the columns of the run's table in this order: a, p3, p4,"
