@@ -63,6 +63,7 @@ from fairbed.profiles.traces.units import check_magnitudes
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.emulation.queues import depth_bytes, depth_s
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.file import matching_links
 from fairbed.testbed.units import duration_s, queue_depth, rate_bps
 
 NAME = re.compile(r"[a-z0-9-]{1,32}")
@@ -110,7 +111,6 @@ def import_trace(options: argparse.Namespace) -> int:
         print(line)
     for line in skipped:
         print(line)
-    path = options.to / f"{numbered[0]}.toml"
     if options.split is not None:
         print(f"wrote {len(imports)} of {len(drives)} drives to {options.to}")
     first = next(iter(imports))
@@ -120,10 +120,30 @@ def import_trace(options: argparse.Namespace) -> int:
             f"wrote {options.to / first}.csv; make a device of it with --profile, or add the lines"
         )
     elif options.profile is not None:
-        print(f"wrote {path}; use it as: profile = {str(path)!r}")
+        print(f"wrote {path}; use it as: profile = {_toml(str(path))}")
+    elif options.split is None:
+        print(f"wrote {path}; use it as: link = {_toml(str(path))}")
     else:
-        print(f"wrote {path}; use it as: link = {str(path)!r}")
+        _print_draw(options.to, [f"{each}.toml" for each in imports])
     return DONE
+
+
+def _print_draw(folder: Path, files: list[str]) -> None:
+    """Print the key with which each device draws one of some links of a folder."""
+    pattern = str(folder / f"{files[0].rpartition('-')[0]}-*.toml")
+    print(f"use them as: link = {_toml(pattern)}; each device draws one")
+    others = sorted({Path(path).name for path in matching_links(pattern)} - set(files))
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        print(
+            f"{pattern}: matches {len(others)} files of earlier imports, too: "
+            f"{', '.join(others[:3])}{more}; remove them, or name the links in a list"
+        )
+
+
+def _toml(text: str) -> str:
+    """Return a text as a value of TOML."""
+    return f"'{text}'" if "'" not in text else msgspec.json.encode(text).decode()
 
 
 def _of(label: str) -> str:

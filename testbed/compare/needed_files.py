@@ -160,7 +160,7 @@ def reads_files(experiment: Experiment) -> bool:
 
 def _has_file(group: FleetConfig) -> bool:
     """Return whether a group of devices reads a file that does not ship."""
-    names = [name for name in (group.profile, group.population, group.link) if name]
+    names = [name for name in (group.profile, group.population, *group.links) if name]
     if group.trace or group.exchange_times or any(name.endswith(".toml") for name in names):
         return True
     with suppress(ProfileError, OSError):

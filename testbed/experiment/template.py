@@ -47,7 +47,8 @@ deadline_s = 60.0                  # an update that comes later is dropped
 [emulation]
 host_core_speed = "auto"           # measured once per machine
 
-{replay}# The devices: `fairbed profiles list` has all profiles and populations.
+{replay}# The devices: `fairbed profiles list` has all profiles, populations and links. A group has the links
+# of its profile, one `link`, or several of which each device draws one: link = "city-*.toml".
 """
 
 _REPLAY = """\
