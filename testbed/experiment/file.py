@@ -756,7 +756,7 @@ ANY = "*"
 
 
 def matching_links(pattern: str) -> list[str]:
-    """Return the links that match a pattern, sorted: files if it ends with `.toml`, or shipped ones.
+    """Return the links of a pattern, sorted: files if it ends with `.toml`, or shipped ones.
 
     Raises:
         ValueError: There is none.

@@ -90,8 +90,8 @@ def test_a_replay_states_the_link_of_each_device(
     drives: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("e.toml").write_text(
-        'name = "e"\nrounds = 1\n[data]\ndataset = "digits"\n[selection]\nper_round = 2\n[[fleet]]\n'
-        f'profile = "raspberry-pi-4b"\ncount = 3\n{drives}\n'
+        'name = "e"\nrounds = 1\n[data]\ndataset = "digits"\n[selection]\nper_round = 2\n'
+        f'[[fleet]]\nprofile = "raspberry-pi-4b"\ncount = 3\n{drives}\n'
     )
     assert main(["replay", "e.toml", "--out", "run", "--json"]) == 0
     capsys.readouterr()
