@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.text import HEAD_BYTES, DecimalMarks, TextError, dialect_of
 from fairbed.profiles.traces.drives import ADVICE, Split, drives_of
-from fairbed.profiles.traces.moments import after_folds, check_zones, is_local, moment_s
+from fairbed.profiles.traces.moments import NUMBER, after_folds, agreed, moment_of
 from fairbed.profiles.traces.table import check_text
 from fairbed.profiles.traces.trace import MAX_BPS, ONE_WAY, RANGES, Floats, Trace
 from fairbed.profiles.traces.units import AmbiguousUnit, Unit, unit_in, unit_of
@@ -215,7 +215,7 @@ def read_drives(
     factors = {number: factor_of(where, number, columns[number]) for number in places}
     marks = DecimalMarks()
     left_out, values = 0, list[list[float]]()
-    kept_rows, labels, moments = list[int](), list[str](), list[str]()
+    kept_rows, labels, zones = list[int](), list[str](), list[str]()
     for row, fields in enumerate(rows, n_before + 1):
         if not fields:
             continue
@@ -230,12 +230,13 @@ def read_drives(
             continue
         values.append(
             [
-                number_in(text, number, columns[number], factors[number], f"{where}: row {row}")
+                number_in(
+                    text, number, columns[number], factors[number], f"{where}: row {row}", zones
+                )
                 for number, text in texts.items()
             ]
         )
         kept_rows.append(row)
-        moments.append(texts[TIME])
         if label_at is not None:
             labels.append(fields[label_at].strip())
     check_marks(marks, where)
@@ -245,9 +246,10 @@ def read_drives(
             "choose other columns"
         )
     table, at = np.array(values), list(places).index(TIME)
-    if any(":" in text for text in moments):
-        check_zones(moments, columns[TIME].unit, where)
-    has_local = (factors[TIME] is None or ":" in moments[0]) and is_local(moments[0])
+    common = agreed(zones, kept_rows, where)
+    if any(common.added_s.values()):
+        table[:, at] += [common.added_s.get(zone, 0.0) for zone in zones]
+    has_local = common.is_local
     found = list[tuple[str, Read]]()
     for label, members in _divided(table[:, at], labels, split, has_local):
         part = table[members].copy()
@@ -416,7 +418,14 @@ def _factor_of_name(
     return named.factor
 
 
-def number_in(text: str, number: str, column: Column, factor: float | None, where: str) -> float:
+def number_in(
+    text: str,
+    number: str,
+    column: Column,
+    factor: float | None,
+    where: str,
+    zones: list[str] | None = None,
+) -> float:
     """Return the number in a field, in the unit of a trace.
 
     Args:
@@ -425,6 +434,7 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
         column: Its column.
         factor: Factor of the column; None for times in text.
         where: File and row in errors.
+        zones: Receives the zone of a time (`moments.moment_of`), or `NUMBER`.
 
     Raises:
         TraceError: It is not a number in the range of a trace.
@@ -439,7 +449,13 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
                 f"{_FITTING['time'][1]}, got {text[:40]}, {seems}; write it after a colon: "
                 f"{column.name}:{unit or 'UNIT'}"
             )
-        return moment_s(text, column.unit, where)
+        form = column.unit if column.unit is not None and "%" in column.unit else None
+        seconds, zone = moment_of(text, form, where)
+        if zones is not None:
+            zones.append(zone)
+        return seconds
+    if number == TIME and zones is not None:
+        zones.append(NUMBER)
     try:
         value = float(text) * (factor or 1.0)
     except ValueError:
