@@ -160,17 +160,17 @@ def agreed(zones: Sequence[str], rows: Sequence[int], where: str) -> Agreed:
         TraceError: Some times have a zone and others have none, or abbreviations beside each other
             have several meanings.
     """
-    found = set(zones)
-    kinds = {_kind(zone): zone for zone in found}
+    found = dict.fromkeys(zones)
+    kinds = {_kind(zone): zone for zone in reversed(found)}
     if len(kinds) > 1:
-        (kind, one), (_, other) = list(kinds.items())[:2]
+        one, other = list(kinds.values())[:-3:-1]
         first, second = (rows[zones.index(zone)] for zone in (one, other))
         raise TraceError(
             f"{where}: times must all have a time zone or none, got {_shown(one)} in row {first} "
             f"and {_shown(other)} in row {second}; write all of them in one way"
         )
     names = {zone.upper(): zone for zone in found if zone.upper() in _OFFSETS_H}
-    offsets_h = _offsets_h(names.keys(), found - set(names.values()), where)
+    offsets_h = _offsets_h(names.keys(), found.keys() - names.values(), where)
     return Agreed(
         is_local=next(iter(kinds), "") not in (NUMBER, "zone"),
         added_s={

@@ -136,7 +136,7 @@ FORMATS = {
     "dated tegrastats": "".join(
         f"01-02-2024 10:00:0{k} RAM 1/2MB CPU [90%]\n" for k in (0, 1, 2, 3)
     ),
-    "both": "t_s,down_bps,up_bps,delay_s\n0,1e6,2e6,0.1\n1,3e6,1e6,0.1\n2,4e6,1e6,0\n90,4e6,1e6,0\n",
+    "both": "t_s,down_bps,up_bps,delay_s\n0,1e6,2e6,1\n1,3e6,1e6,1\n2,4e6,1e6,0\n90,4e6,1e6,0\n",
     "other names": "a,b\n0,1\n1,1\n2,3\n60,5\n",
     "load": "t_s,background_load\n0,1\n1,0.5\n2,1\n60,1\n",
 }
