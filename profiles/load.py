@@ -20,6 +20,7 @@ from fairbed.profiles.quantities import DATA, Varying
 from fairbed.profiles.reads import note
 from fairbed.profiles.schema import CellProfile, LinkProfile, Profile
 from fairbed.profiles.traces import TraceReader
+from fairbed.wire.text import NotText, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,9 +65,11 @@ def read_toml(path: Path) -> dict[str, Any] | str:
             )
         content = path.read_bytes()
         note(str(path), content)
-        return tomllib.loads(content.decode("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        return f"{path}: must be a readable UTF-8 file, got {error}; check the path"
+        return tomllib.loads(text_of(content))
+    except NotText as error:
+        return f"{path}: {error}"
+    except OSError as error:
+        return f"{path}: must be a readable file, got {error}; check the path"
     except tomllib.TOMLDecodeError as error:
         return f"{path}: must be TOML, got {error}; correct that line"
     except RecursionError:

@@ -19,7 +19,7 @@ from fairbed.profiles.errors import TraceError
 from fairbed.profiles.quantities import DATA
 from fairbed.profiles.reads import note
 from fairbed.profiles.series import Series
-from fairbed.profiles.text import TextError, open_unpacked
+from fairbed.profiles.text import TextError, open_text
 from fairbed.profiles.traces.iperf import is_iperf
 from fairbed.profiles.traces.mahimahi import is_mahimahi, parse_mahimahi
 from fairbed.profiles.traces.table import MAX_BYTES, check_text, parse_table
@@ -40,14 +40,12 @@ def read_file(path: Path) -> bytes:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise _too_large(where, size)
-        with path.open("rb") as file, open_unpacked(file, where, MAX_BYTES) as unpacked:
-            content = unpacked.read(MAX_BYTES + 1)
+        with open_text(path.open("rb"), where, MAX_BYTES) as text:
+            content = text.read()
     except TextError as exc:
         raise TraceError(f"{where}: {exc}") from exc
     except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as exc:
         raise _unreadable(where, exc) from exc
-    if len(content) > MAX_BYTES:
-        raise _too_large(where, len(content))
     note(where, content)
     return check_text(content, where)
 

@@ -45,6 +45,7 @@ from fairbed.testbed.inputs import (
 )
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.wire.plugins import is_of_user, registered
+from fairbed.wire.text import NotText, read_text
 
 BLOCK_BYTES = 1 << 20
 
@@ -163,8 +164,8 @@ def _has_file(group: FleetConfig) -> bool:
     names = [name for name in (group.profile, group.population, *group.links) if name]
     if group.trace or group.exchange_times or any(name.endswith(".toml") for name in names):
         return True
-    with suppress(ProfileError, OSError):
-        return any(f'"{DATA}' in profiles.find(name).read_text("utf-8") for name in names)
+    with suppress(ProfileError, OSError, NotText):
+        return any(f'"{DATA}' in read_text(profiles.find(name)) for name in names)
     return False
 
 

@@ -75,6 +75,7 @@ from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.models import GROUP
 from fairbed.wire.plugins import installed, is_path
 from fairbed.wire.tensors import Layout
+from fairbed.wire.text import NotText, read_text
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url, redact
 
 if sys.version_info >= (3, 11):
@@ -599,7 +600,7 @@ def read_document(path: Path) -> dict[str, Any]:
         ExperimentError: The file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except FileNotFoundError as exc:
         raise ExperimentError(
             f"{path}: there is no such file; `fairbed init` writes one and `fairbed examples` has "
@@ -607,8 +608,8 @@ def read_document(path: Path) -> dict[str, Any]:
         ) from exc
     except OSError as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
+    except NotText as exc:
+        raise ExperimentError(f"{path}: {exc}") from exc
     except tomllib.TOMLDecodeError as exc:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
 
