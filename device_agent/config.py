@@ -13,7 +13,7 @@ from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
 from fairbed.wire.enrolment import SECRET_PATTERN
 from fairbed.wire.messages import MAX_WATTS, DeviceName, is_device_name
-from fairbed.wire.text import NotText, read_text
+from fairbed.wire.text import NotText, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -194,7 +194,7 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     values: dict[str, object] = {}
     if path is not None:
         try:
-            values = tomllib.loads(read_text(path))
+            values = tomllib.loads(text_of(path.read_bytes()))
         except OSError as exc:
             raise ConfigError(
                 f"{where}: must be a readable TOML file, got: {exc.strerror or exc}"

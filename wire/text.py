@@ -6,7 +6,6 @@ line ends    LF, CRLF, CR
 
 import codecs
 from collections.abc import Mapping
-from pathlib import Path
 
 BYTE_ORDER_MARKS: Mapping[bytes, str] = {
     codecs.BOM_UTF32_LE: "utf-32",  # begins with that of UTF-16
@@ -52,13 +51,3 @@ def text_of(content: bytes) -> str:
             "must be UTF-8 text, or UTF-16 with a byte order mark, got zero bytes; save it as UTF-8"
         )
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_text(path: Path) -> str:
-    """Return the text in a file, with LF.
-
-    Raises:
-        NotText: It is no text in a known encoding.
-        OSError: It cannot be read.
-    """
-    return text_of(path.read_bytes())

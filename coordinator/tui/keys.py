@@ -14,7 +14,7 @@ from textual.dom import DOMNode
 from textual.keys import Keys
 from textual.screen import ModalScreen
 
-from fairbed.wire.text import NotText, read_text
+from fairbed.wire.text import NotText, text_of
 
 PACKAGE = "fairbed.coordinator.tui."
 EVERYWHERE = ("ControlRoom", "RunScreen")
@@ -100,7 +100,7 @@ def read_keys(path: Path) -> dict[str, str]:
             on one screen. No key of the file may be used then.
     """
     try:
-        text = read_text(path)
+        text = text_of(path.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as exc:

@@ -804,13 +804,16 @@ def _show(options: argparse.Namespace) -> int:
 def _check(names: list[str], *, as_json: bool) -> int:
     paths = [_path(name) for name in names] if names else [profiles.find(name) for name in _names()]
     problems = [problem for path in paths for problem in profiles.check(path, _environ(names))]
+    warned = [line for path in paths for line in profiles.warnings(path, _environ(names))]
     if as_json:
-        print(msgspec.json.encode({"checked": len(paths), "problems": problems}).decode())
+        found = {"checked": len(paths), "problems": problems, "warnings": warned}
+        print(msgspec.json.encode(found).decode())
         return FAILED if problems else DONE
-    for problem in problems:
-        print(problem)
+    for line in (*problems, *(f"warning: {line}" for line in warned)):
+        print(line)
     if not problems:
-        print(f"{len(paths)} checked, no problems")
+        more = f", {len(warned)} warning{'s' * (len(warned) > 1)}" if warned else ""
+        print(f"{len(paths)} checked, no problems{more}")
     return FAILED if problems else DONE
 
 

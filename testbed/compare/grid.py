@@ -49,7 +49,7 @@ from fairbed.testbed.experiment.file import (
     change,
     parse_experiment,
 )
-from fairbed.wire.text import NotText, read_text
+from fairbed.wire.text import NotText, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -266,7 +266,7 @@ def make_grid(raw: Document, path: Path, settings: Settings = (), seeds: int | N
 
 def _read(path: Path) -> Document:
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(text_of(path.read_bytes()))
     except FileNotFoundError as exc:
         raise ExperimentError(f"{path}: there is no such file; examples/grids/ has some") from exc
     except OSError as exc:

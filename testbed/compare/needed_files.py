@@ -45,7 +45,7 @@ from fairbed.testbed.inputs import (
 )
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.wire.plugins import is_of_user, registered
-from fairbed.wire.text import NotText, read_text
+from fairbed.wire.text import NotText, text_of
 
 BLOCK_BYTES = 1 << 20
 
@@ -165,7 +165,7 @@ def _has_file(group: FleetConfig) -> bool:
     if group.trace or group.exchange_times or any(name.endswith(".toml") for name in names):
         return True
     with suppress(ProfileError, OSError, NotText):
-        return any(f'"{DATA}' in read_text(profiles.find(name)) for name in names)
+        return any(f'"{DATA}' in text_of(profiles.find(name).read_bytes()) for name in names)
     return False
 
 

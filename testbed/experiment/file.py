@@ -75,7 +75,7 @@ from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.models import GROUP
 from fairbed.wire.plugins import installed, is_path
 from fairbed.wire.tensors import Layout
-from fairbed.wire.text import NotText, read_text
+from fairbed.wire.text import NotText, text_of
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url, redact
 
 if sys.version_info >= (3, 11):
@@ -600,7 +600,7 @@ def read_document(path: Path) -> dict[str, Any]:
         ExperimentError: The file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(text_of(path.read_bytes()))
     except FileNotFoundError as exc:
         raise ExperimentError(
             f"{path}: there is no such file; `fairbed init` writes one and `fairbed examples` has "

@@ -18,6 +18,7 @@ from fairbed.profiles.exchange_log import ExchangeLog, read_exchange_log
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.traces.files import read_file
+from fairbed.profiles.traces.units import magnitude_faults
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without
 from fairbed.testbed.emulation.cell import Cell, lines_of
@@ -322,6 +323,17 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             devices.append(planned.with_is_driven())
     attacks = attacks_of(experiment, members)
     return [device.with_attack(attacks.get(device.spec.name)) for device in devices]
+
+
+def unlikely_numbers(devices: Sequence[PlannedDevice]) -> list[str]:
+    """Return the numbers of links that are likely those of another unit, one line each."""
+    lines = list[str]()
+    for device in {device.link: device for device in reversed(devices)}.values():
+        link = device.tracks.link
+        for column in () if link is None else ("down_bps", "up_bps", "delay_s", "loss_ratio"):
+            for fault in magnitude_faults(column, getattr(link, column), has_rows=False):
+                lines.append(f"{device.spec.name}: {fault}; check the unit in its link")
+    return lines
 
 
 def drawn_link(seed: int, device: str, count: int) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fairbed.coordinator.policy.config import Section
-from fairbed.wire.text import NotText, read_text
+from fairbed.wire.text import NotText, text_of
 from fairbed.wire.transport.address import is_loopback
 
 if sys.version_info >= (3, 11):
@@ -122,7 +122,7 @@ def address_problem(url: str, *, allows_plain: bool) -> str | None:
 
 def _own_config(path: str) -> NotifyConfig:
     try:
-        document: dict[str, Any] = tomllib.loads(read_text(Path(path).expanduser()))
+        document: dict[str, Any] = tomllib.loads(text_of(Path(path).expanduser().read_bytes()))
         return msgspec.convert(document, NotifyConfig)
     except OSError as exc:
         problem = f"must be a file that can be read: {exc.strerror or exc}"
@@ -147,7 +147,7 @@ def _address(webhook: str, where: str, environ: Mapping[str, str]) -> str:
         return found
     path = webhook.removeprefix(FILE)
     try:
-        found = read_text(Path(path).expanduser()).strip()
+        found = text_of(Path(path).expanduser().read_bytes()).strip()
     except (OSError, NotText) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is no text"
         raise NotifyError(

@@ -11,6 +11,8 @@ from fairbed.profiles.traces.columns import Column, factor_of, parse_columns, re
 from fairbed.profiles.traces.files import read_file
 from fairbed.profiles.traces.units import check_magnitudes
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import Experiment, FleetConfig
+from fairbed.testbed.experiment.fleet import plan_fleet, unlikely_numbers
 
 FILES = Path(__file__).parent / "files"
 
@@ -239,3 +241,47 @@ def test_durations_of_a_wrong_unit_are_refused(unit: str, is_right: bool, tmp_pa
     command += ["--columns", f"device=pi,total=took:{unit}"]
     assert main(command) == (0 if is_right else 2)
     assert main([*command, "--as-is", "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "words"),
+    [
+        ("down_bps", "20.0", "the 95th percentile of down_bps must be from 1 kbit/s"),
+        ("up_bps", "5e11", "the 95th percentile of up_bps must be from 1 kbit/s to 100 Gbit/s"),
+        ("delay_s", "30.0", "the median of delay_s must be at most 10 s, got 30 s"),
+        ("loss_ratio", "0.6", "the mean loss must be at most 50 %, got 0.6"),
+        ("delay_s", "0.03", None),
+    ],
+)
+def test_a_number_that_a_person_edited_is_a_warning(
+    number: str, value: str, words: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = {"down_bps": "1e6", "up_bps": "1e6", "delay_s": "0.01"} | {number: value}
+    lines = (
+        f'{key} = {{ value = {each}, tag = "measured", source = "edited" }}\n'
+        for key, each in numbers.items()
+    )
+    link = tmp_path / "mine.toml"
+    link.write_text('title = "Mine"\nlicence = "CC0"\n[link]\n' + "".join(lines))
+    assert main(["profiles", "check", str(link)]) == 0
+    out = capsys.readouterr().out
+    group = FleetConfig(profile="raspberry-pi-4b", link=str(link), count=4)
+    found = unlikely_numbers(plan_fleet(Experiment(name="x", fleet=(group,)), {}))
+    assert ("warning: " in out, len(found)) == (words is not None, int(words is not None))
+    assert words is None or (words in out and words in found[0])
+
+
+def test_a_trace_that_a_person_edited_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.csv").write_text("t_s,bps\n0,1e6\n1,2e6\n")
+    to = ["--to", str(tmp_path), "--name", "x"]
+    assert main(["profiles", "import", str(tmp_path / "log.csv"), *to]) == 0
+    trace = tmp_path / "x.csv"
+    trace.write_text(trace.read_text().replace("000", ""))
+    capsys.readouterr()
+    assert main(["profiles", "check", str(tmp_path / "x.toml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "1 checked, no problems, 2 warnings"
+    group = FleetConfig(profile="raspberry-pi-4b", trace=str(trace), count=4)
+    assert len(unlikely_numbers(plan_fleet(Experiment(name="x", fleet=(group,)), {}))) == 2
