@@ -52,7 +52,27 @@ _FITTING: Mapping[str, tuple[str, str]] = {
 }
 """Dimension of kinds of numbers, and the units that fit them."""
 
-_ROUND_TRIP = re.compile(r"rtt|ping|round.?trip", re.IGNORECASE)
+_ROUND_TRIP = re.compile(r"rtt|ping|round.?trip|echo|turn.?around|response", re.IGNORECASE)
+
+_ONE_WAY = re.compile(r"one.?way|owd", re.IGNORECASE)
+
+_CHANGED = re.compile(
+    r"(?<![a-z])(?:log(?:2|10)?|ln|sqrt|inv|inverse|reciprocal|std|stdev|stddev|sd|var|variance|"
+    r"deviation|error|err|diff|delta|norm|normali[sz]ed|scaled|z.?score|rank|deci|centi)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Words in the names of numbers that are not the value itself."""
+
+_OPPOSITES: Mapping[str, re.Pattern[str]] = {
+    number: re.compile(rf"(?<![a-z])(?:{words})(?![a-z])", re.IGNORECASE)
+    for number, words in {
+        "loss": r"1\s?-\s?[a-z]\w*|success\w*|deliver\w*|receiv\w*|recept\w*|pdr|prr|good|ok",
+        "clock": "throttl\\w*|idle|slow\\w*",
+        "load": "idle|free|spare|available|unused",
+        "available": "off\\w*|un\\w+|not|no|down|busy|lost|disconnected|away|missing|absent|outage",
+    }.items()
+}
+"""Words in the names of the opposites of numbers."""
 
 LATEST_S = 4.2e9
 """Latest time, seconds since 1970: the year 2103. Epochs in smaller units are larger."""
@@ -254,6 +274,12 @@ def read_drives(
     for label, members in _divided(table[:, at], labels, split, has_local):
         part = table[members].copy()
         part[:, at], lines = after_folds(part[:, at], is_local=has_local)
+        delay = columns.get("delay")
+        if delay and delay.unit is None and not _ONE_WAY.search(delay.name):
+            lines.append(
+                f"{delay.name!r} is taken as one way; if it is of a round trip, give the unit "
+                "rtt-ms after a colon"
+            )
         rows_of = [kept_rows[row] for row in members]
         read = _trace(part, list(places), rows_of, where, 0 if found else left_out)
         found.append((label, replace(read, lines=tuple(lines))))
@@ -352,6 +378,15 @@ def factor_of(where: str, number: str, column: Column, key: str = "") -> float |
         advice = advice or f"write it after a colon: --columns '{written}:UNIT'"
         return TraceError(f"{where}: {written}: must have a unit of {fitting}, got {got}; {advice}")
 
+    opposite = _OPPOSITES.get(number)
+    if opposite is not None and (word := opposite.search(column.name)):
+        raise TraceError(
+            f"{where}: {written}: must be {number}, got a name with {word.group()!r}, its "
+            "opposite; compute a column with it, and name that"
+        )
+    word = None if column.unit or number == "jitter" else _CHANGED.search(column.name)
+    if word is not None:
+        raise error(f"a name with {word.group()!r}, which may be another number")
     try:
         named = unit_in(column.name)
         given = None if column.unit is None else unit_of(column.unit.removeprefix("rtt-"))

@@ -51,6 +51,25 @@ RATES = {
     "Rate<Mbps>": 1e6,
     "Throughput (Mbps) 10 s": 1e6,
     "DL bitrate (kilobit/s)": 1e3,
+    "DL throughput (MBit/s)": 1e6,
+    "Rx (Mib/s)": 2.0**20,
+    "Mbit / s": 1e6,
+    "mbits per sec": 1e6,
+    "MB per second": 8e6,
+    "Kilobytes per Second": 8e3,
+    "kbit·s-1": 1e3,
+    "GBps": 8e9,
+    "Tbps": 1e12,
+    "bandwidth[Mbps]avg": 1e6,
+    "rate(bits/sec)": 1.0,
+    "rate_bytes_s": 8.0,
+    "Gibps": 2.0**30,
+    "MiBps": 8.0 * 2**20,
+    "speed (Kb/s)": 1e3,
+    "kbit/ms": 1e6,
+    "bytes/ms": 8e3,
+    "GB/day": 8e9 / 86400.0,
+    "E[Mbps]": 1e6,
 }
 TIMES = {
     "Time (ms)": 1e-3,
@@ -81,9 +100,15 @@ SHARES = {
 UNKNOWN = {
     "down": "DL|Throughput|MBPS|dl_MBPS|mb/s|kb_s|BPS|ratekBps|rate 100 bit/s|rate (1000 bit/s)"
     "|packets/s|bytes_per_10_s|rx_bytes|dl_kbit|rate_ms|speed (m/s)|rate_mbps (kbps)|b|Mbqs"
+    "|Mo/s|ko/s|Mbaud|mbps_dl|dl_mbps_p95|pps|kpps|10 Mbit/s|Mbps*10|Mbps per MHz|bits/s/Hz"
+    "|Mbit/(s)|1/Mbps|log10(bps)|ln Mbps|sqrt mbps|log_mbps|inverse Mbps|std of Mbps|var_mbps|dB(Mbps)|%Mbps"
+    "|Mbit/5s|Mbps (x10)|rate [10 Mbit/s]|bps/1000|Mbit s⁻²|kbps_per_cell|deci Mbps|MB/S|KBPS"
+    "|kb/sec"
     "|million bit/s|rate in thousand bit/s|10^3 bit/s|x1000 bit/s|kbit/s/user|bit/sample|dl (MB)",
-    "delay": "delay|latency|rtt_ms|Ping (ms)|round trip [ms]|delay_min|delaymS|delay (%)",
-    "loss": "loss|Packet loss rate|loss_ms|loss (0-100)|plr",
+    "delay": "echo ms|response time (ms)|srtt_us|RTT/2 (ms)|delay (10 ms)|delay_slots|log delay ms"
+    "|delay std ms|delay|latency|rtt_ms|Ping (ms)|round trip [ms]|delay_min|delaymS|delay (%)",
+    "loss": "loss_permil|loss count|loss x100|loss_dB|loss (of 100)|log loss|loss 1e-3|lost packets"
+    "|loss|Packet loss rate|loss_ms|loss (0-100)|plr",
     "clock": "freq_mhz|cpu_ghz|clock|CPU clock",
     "load": "CPU (%)|load|loadavg|load_ratio",
 }
@@ -109,6 +134,32 @@ def test_a_name_without_a_certain_unit_is_refused(number: str, name: str) -> Non
     with pytest.raises(TraceError, match=r"^a\.csv: .*: must have a unit of .*, got ") as caught:
         factor_of("a.csv", number, Column(name))
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        *(("loss", name) for name in ("success (%)", "delivery ratio", "PDR %", "received (%)")),
+        *(("loss", name) for name in ("reception_ratio", "PRR [%]", "1-loss (%)", "1 - PLR [%]")),
+        *(("clock", name) for name in ("throttle %", "throttled (%)")),
+        *(("load", name) for name in ("idle cores", "cpu_idle_cores", "free cores")),
+        *(("available", name) for name in ("offline", "unavailable", "down", "is_busy", "not up")),
+    ],
+)
+@pytest.mark.parametrize("unit", [None, "%"])
+def test_the_opposite_of_a_number_is_refused(number: str, name: str, unit: str | None) -> None:
+    with pytest.raises(TraceError, match=r"its opposite; compute a column with it, and name that$"):
+        factor_of("a.csv", number, Column(name, unit))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_said"),
+    [("latency_ms", True), ("lat (ms)", True), ("owd_ms", False), ("one-way delay ms", False)],
+)
+def test_a_delay_that_may_be_a_round_trip_is_a_line(name: str, is_said: bool) -> None:
+    content = f"t_s,dl_mbps,{name}\n0,1,20\n1,1,20\n".encode()
+    read = read_columns(content, "a.csv", parse_columns(f"t=t_s,down=dl_mbps,delay={name}"))
+    assert ("is taken as one way; if it is of a round trip" in str(read)) == is_said
 
 
 @pytest.mark.parametrize(
