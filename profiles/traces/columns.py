@@ -13,6 +13,7 @@ import csv
 import io
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,14 @@ LATEST_S = 4.2e9
 
 _EPOCHS = {10: "s", 13: "ms", 16: "us", 19: "ns"}
 """Units of the times since 1970 of this century, by their digits."""
+
+_OF_DRIVES = re.compile(
+    r"(?<![a-z])(?:traces?|bus|buses|drives?|runs?|trips?|rides?|routes?|tests?|sessions?|devices?|"
+    r"vehicles?|cars?|trains?|nodes?|ue|imei|imsi|users?|phones?|clients?|modems?|operators?|"
+    r"files?|carriers?|sims?|name|id|serial|mac|dish|terminal|day|date)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Words in the names of columns that may name the drives of a file."""
 
 ABSENT = frozenset({"", "-", "na", "n/a", "nan", "null", "none"})
 """Values of a row without a measurement, in lower case."""
@@ -234,7 +243,12 @@ def read_drives(
         label_at = header.index(split.column)
     factors = {number: factor_of(where, number, columns[number]) for number in places}
     marks = DecimalMarks()
-    left_out, values = 0, list[list[float]]()
+    left_out, without_label, values = 0, 0, list[list[float]]()
+    others: dict[int, set[str]] = {
+        at: set()
+        for at, name in enumerate(header)
+        if split.column is None and at not in places.values() and _OF_DRIVES.search(name)
+    }
     kept_rows, labels, zones = list[int](), list[str](), list[str]()
     for row, fields in enumerate(rows, n_before + 1):
         if not fields:
@@ -245,9 +259,16 @@ def read_drives(
                 "correct the row"
             )
         texts = {number: marks.with_point(fields[at].strip()) for number, at in places.items()}
+        label = "" if label_at is None else fields[label_at].strip()
         if any(text.lower() in ABSENT for text in texts.values()):
             left_out += 1
             continue
+        if label_at is not None and label.lower() in ABSENT:
+            without_label += 1
+            continue
+        for at, seen in others.items():
+            if len(seen) <= 1:
+                seen.add(fields[at].strip())
         values.append(
             [
                 number_in(
@@ -258,12 +279,12 @@ def read_drives(
         )
         kept_rows.append(row)
         if label_at is not None:
-            labels.append(fields[label_at].strip())
+            labels.append(label)
     check_marks(marks, where)
     if not values:
         raise TraceError(
-            f"{where}: must have rows with all chosen values, got {left_out} without; "
-            "choose other columns"
+            f"{where}: must have rows with all chosen values, got {left_out + without_label} "
+            "without; choose other columns"
         )
     table, at = np.array(values), list(places).index(TIME)
     common = agreed(zones, kept_rows, where)
@@ -282,6 +303,15 @@ def read_drives(
             )
         rows_of = [kept_rows[row] for row in members]
         read = _trace(part, list(places), rows_of, where, 0 if found else left_out)
+        if not found and without_label:
+            lines.append(f"{without_label} rows without a value of {split.column} left out")
+        if not found:
+            lines += [
+                f"the column {header[place]!r} has several values; if each is a drive, split the "
+                f"file by it: --split {shlex.quote(header[place])}"
+                for place, seen in others.items()
+                if len(seen) > 1
+            ]
         found.append((label, replace(read, lines=tuple(lines))))
     return found
 
@@ -492,7 +522,7 @@ def number_in(
     if number == TIME and zones is not None:
         zones.append(NUMBER)
     try:
-        value = float(text) * (factor or 1.0)
+        value = float("" if "_" in text else text) * (factor or 1.0)  # 1_5 is no number
     except ValueError:
         raise TraceError(
             f"{where}: {column.name} must be a number, got {text[:40]!r}; correct or delete the row"

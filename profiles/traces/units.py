@@ -225,7 +225,10 @@ LARGEST_LOSS = 0.5
 """Limit of the mean loss; no transfer works with more."""
 
 LONGEST_DELAY_S = 10.0
-"""Limit of the median one-way delay, seconds."""
+"""Limit of the median one-way delay and of the median jitter, seconds."""
+
+MEDIANS = {"clock_ratio": (0.01, 10.0), "background_load": (0.0, 32.0)}
+"""Limits of medians: per cent are larger, and so are loads of more cores than edge devices have."""
 
 
 def magnitude_faults(column: str, series: Series, *, has_rows: bool = True) -> list[str]:
@@ -247,7 +250,16 @@ def magnitude_faults(column: str, series: Series, *, has_rows: bool = True) -> l
                 f"the 95th percentile of {column} must be from 1 kbit/s to 100 Gbit/s, "
                 f"got {p95:.6g} bit/s"
             )
-    if column == "delay_s" and float(np.median(values)) > LONGEST_DELAY_S:
+    if column in MEDIANS:
+        lowest, highest = MEDIANS[column]
+        median = float(np.median(values))
+        if not lowest <= median <= highest:
+            faults.append(
+                f"the median of {column} must be from {lowest:g} to {highest:g}, got {median:.6g}"
+            )
+    if column == "available" and series.highest == 0.0:
+        faults.append("available must be above 0 at some time, got only zeros")
+    if column in ("delay_s", "jitter_s") and float(np.median(values)) > LONGEST_DELAY_S:
         faults.append(
             f"the median of {column} must be at most {LONGEST_DELAY_S:g} s, "
             f"got {np.median(values):.6g} s"

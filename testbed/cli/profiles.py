@@ -102,7 +102,7 @@ def import_trace(options: argparse.Namespace) -> int:
     if not imports:
         raise UsageError(skipped[0])
     for each, imported in imports.items():
-        _check_imported(options.to / f"{each}.toml", imported)
+        _check_imported(options.to / f"{each}.toml", imported, as_is=options.as_is)
     every = {file: text for one in imports.values() for file, text in one.files.items()}
     _write(options.to, Imported(files=every, found=()), force=options.force)
     labels = dict(zip(numbered, (label for label, _, _ in drives), strict=True))
@@ -453,13 +453,20 @@ def _bridged(
         raise UsageError(f"{path}: {exc}") from exc
 
 
-def _check_imported(path: Path, imported: Imported) -> None:
-    """Check that the new files can be loaded, before they are written."""
+def _check_imported(path: Path, imported: Imported, *, as_is: bool) -> None:
+    """Check that the new files can be loaded, before they are written.
+
+    Raises:
+        UsageError: They cannot, or have a given rate or delay that is likely of another unit.
+    """
     with tempfile.TemporaryDirectory(prefix="fairbed-import-") as folder:
         _write(Path(folder), imported, force=True)
         if path.name not in imported.files:
             return
         problems = profiles.check(Path(folder) / path.name)
+        if not problems and not as_is:
+            advice = ", or add --as-is if it is right"
+            problems = [line + advice for line in profiles.warnings(Path(folder) / path.name)]
     if problems:
         raise UsageError(problems[0].replace(folder, str(path.parent)))
 

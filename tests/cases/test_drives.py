@@ -218,3 +218,46 @@ def test_a_dated_log_of_tegrastats_takes_no_interval(
     assert "--nominal must not be given" in refused(capsys, tmp_path, path, "--nominal", "1479")
     lines = imported(capsys, tmp_path, path)
     assert any("clock set back 1 h after 2 rows" in line for line in lines)
+
+
+@pytest.mark.parametrize("label", ["", "nan", "-", "N/A"])
+def test_rows_without_a_drive_are_left_out_and_counted(
+    label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"bus,t_s,mbps\nA,0,1\n{label},1,9\n{label},2,9\nA,3,1\n")
+    lines = imported(capsys, tmp_path, path, "--split", "bus")
+    assert any("2 rows without a value of bus left out" in line for line in lines)
+    assert any("wrote 1 of 1 drives" in line for line in lines)
+    assert profiles.load_link(tmp_path / "x-1.toml").link.down_bps == 1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "is_said"),
+    [
+        ("bus", "A", "B", True),
+        ("Trace ID", "1", "2", True),
+        ("run", "1", "1", False),
+        ("operator", "x", "y", True),
+        ("rsrp", "-90", "-95", False),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 0.5])
+def test_a_column_that_may_name_drives_is_a_line(
+    name: str,
+    first: str,
+    second: str,
+    is_said: bool,
+    step: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "a.csv"
+    rows = "".join(f"{first},{k},1\n{second},{k + step},9\n" for k in range(3))
+    path.write_text(f"{name},t_s,mbps\n{rows}")
+    text = "\n".join(imported(capsys, tmp_path, path, "--columns", "t=t_s,rate=mbps"))
+    assert ("if each is a drive, split the file by it: --split" in text) == is_said
+    if is_said:
+        split = ("--split", name, "--columns", "t=t_s,rate=mbps", "--force")
+        imported(capsys, tmp_path, path, *split)
+        assert profiles.load_link(tmp_path / "x-2.toml").link.down_bps == 9e6

@@ -320,3 +320,59 @@ def test_a_space_before_a_quote_in_a_late_row_is_one_line(tmp_path: Path) -> Non
     path.write_text("h,kind\n" + '1.5,"ash"\n2.5,"oak"\n' * 20_000 + '1.5, "ash"\n')
     with pytest.raises(DatasetError, match="row 40002: must have no space between a separator"):
         load(DataConfig(source=str(path), label="kind"), 0, {})
+
+
+TEXTS: dict[str, tuple[str, list[float] | str]] = {
+    "sep=;": ("sep=;\nt;r\n0;1,5\n1;2\n", [1.5, 2.0]),
+    "quoted sep=": ('"sep=,"\nt,r\n0,1\n1,2\n', [1.0, 2.0]),
+    "quoted decimal commas": ('t,r\n"0,0","1,5"\n"1,0","2,5"\n', [1.5, 2.5]),
+    "blank lines": ("\n\nt,r\n\n0,1\n\n1,2\n\n", [1.0, 2.0]),
+    "comma at every end": ("t,r,\n0,1,\n1,2,\n", [1.0, 2.0]),
+    "mixed ends": ("t,r\r\n0,1\n1,2\r2,3\n", [1.0, 2.0, 3.0]),
+    "cr cr lf": ("t,r\r\r\n0,1\r\r\n1,2\r\r\n", [1.0, 2.0]),
+    "no-break space": ("t,\u00a0r\n0,1\n1,2\n", [1.0, 2.0]),
+    "exponents": ("t,r\n0,1e1\n1,2E0\n", [10.0, 2.0]),
+    "plus": ("t,r\n0,+1\n1,.5\n", [1.0, 0.5]),
+    "comma in a name": ("t;r;x, y\n0;1;a\n1;2;b\n", [1.0, 2.0]),
+    "underscore": ("t,r\n0,1_5\n1,2\n", "r must be a number, got '1_5'"),
+    "units below the header": ("t,r\ns,Mbit/s\n0,1\n", "t must be a number, got 's'"),
+    "title": ("My log\nt,r\n0,1\n", "must have the column 't', got 'My log'"),
+    "comma at the end of rows": ("t,r\n0,1,\n1,2,\n", "row 2: must have 2 values, got 3"),
+    "footer": ("t,r\n0,1\nTotal,3\n", "t must be a number, got 'Total'"),
+    "two files in one": ("t,r\n0,1\nt,r\n1,2\n", "t must be a number, got 't'"),
+    "spaces": ("t r\n0 1\n", "must have the column 't', got 't r'"),
+    "unquoted decimal commas": ("t,r\n0,0,1,5\n", "must have 2 values, got 4"),
+    "thousands": ("t;r\n0;1.234.567\n", "r must be a number, got '1.234.567'"),
+    "apostrophes": ("t;r\n0;1'234\n", 'r must be a number, got "1\'234"'),
+    "thin spaces": ("t;r\n0;1\u202f234\n", "r must be a number, got"),
+    "both marks": ("t;r\n0;1,5\n1;2.5\n", "must have decimal points or decimal commas"),
+    "unit in a cell": ("t;r\n0;1 Mbps\n", "r must be a number, got '1 Mbps'"),
+    "error of a sheet": ("t;r\n0;#DIV/0!\n", "r must be a number, got '#DIV/0!'"),
+    "below a limit": ("t;r\n0;<1\n", "r must be a number, got '<1'"),
+    "code of missing": ("t;r\n0;-999\n", "r must be from 0 to 1e+12"),
+    "hexadecimal": ("t;r\n0;0x10\n", "r must be a number, got '0x10'"),
+    "fortran": ("t;r\n0;1d3\n", "r must be a number, got '1d3'"),
+    "infinite": ("t;r\n0;Infinity\n", "r must be from 0 to 1e+12"),
+    "open quote": ('t,r\n0,"1\n1,2\n', "r must be a number, got '1"),
+    "zero width": ("t,\u200br\n0,1\n", "must have the column 'r'"),
+    "byte order mark in a row": ("t,r\n0,1\n\ufeff1,2\n", "t must be a number, got '\\ufeff1'"),
+    "line separator": ("t,r\n0,1\u20281,2\n", "must have 2 values, got 3"),
+    "end of file of DOS": ("t,r\n0,1\n\x1a", "row 3: must have 2 values, got 1"),
+    "json": ('[{"t":0,"r":1}]', "must have the column 't'"),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_table_is_read_right_or_is_one_line(case: str, tmp_path: Path) -> None:
+    text, expected = TEXTS[case]
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    named = parse_columns("t=t:s,rate=r:mbit")
+    if isinstance(expected, list):
+        trace = read_columns(read_file(path), "a.csv", named).trace
+        assert (trace.columns["bps"] / 1e6).tolist() == expected
+        return
+    with pytest.raises(TraceError) as caught:
+        read_columns(read_file(path), "a.csv", named)
+    assert expected in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

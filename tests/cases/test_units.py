@@ -101,9 +101,10 @@ UNKNOWN = {
     "down": "DL|Throughput|MBPS|dl_MBPS|mb/s|kb_s|BPS|ratekBps|rate 100 bit/s|rate (1000 bit/s)"
     "|packets/s|bytes_per_10_s|rx_bytes|dl_kbit|rate_ms|speed (m/s)|rate_mbps (kbps)|b|Mbqs"
     "|Mo/s|ko/s|Mbaud|mbps_dl|dl_mbps_p95|pps|kpps|10 Mbit/s|Mbps*10|Mbps per MHz|bits/s/Hz"
-    "|Mbit/(s)|1/Mbps|log10(bps)|ln Mbps|sqrt mbps|log_mbps|inverse Mbps|std of Mbps|var_mbps|dB(Mbps)|%Mbps"
-    "|Mbit/5s|Mbps (x10)|rate [10 Mbit/s]|bps/1000|Mbit s⁻²|kbps_per_cell|deci Mbps|MB/S|KBPS"
-    "|kb/sec"
+    "|Mbit/(s)|1/Mbps|log10(bps)|ln Mbps|sqrt mbps|log_mbps|inverse Mbps|std of Mbps|var_mbps"
+    "|dB(Mbps)|%Mbps"
+    "|Mbit/5s|Mbps (x10)|rate [10 Mbit/s]|bps/1000|Mbit s⁻²"
+    "|kbps_per_cell|deci Mbps|MB/S|KBPS|kb/sec"
     "|million bit/s|rate in thousand bit/s|10^3 bit/s|x1000 bit/s|kbit/s/user|bit/sample|dl (MB)",
     "delay": "echo ms|response time (ms)|srtt_us|RTT/2 (ms)|delay (10 ms)|delay_slots|log delay ms"
     "|delay std ms|delay|latency|rtt_ms|Ping (ms)|round trip [ms]|delay_min|delaymS|delay (%)",
@@ -234,6 +235,10 @@ def test_milliseconds_since_1970_are_no_seconds(name: str) -> None:
         ("t_s,dl\n0,1\n4000,1\n8000,1\n", "t=t_s,down=dl:mbit", "at most an hour, got 4000 s"),
         ("t_s,dl\n0,1\n1,0\n2,0\n9000,0\n9001,1\n", "t=t_s,down=dl:mbit", None),  # an outage
         ("t_s,dl,l\n0,1,60\n1,1,55\n", "t=t_s,down=dl:mbit,loss=l:%", "the mean loss must be"),
+        ("t_s,c\n0,100\n1,50\n", "t=t_s,clock=c:ratio", "the median of clock_ratio must be from"),
+        ("t_s,c\n0,80\n1,50\n", "t=t_s,load=c:cores", "the median of background_load must be"),
+        ("t_s,c\n0,0\n1,0\n", "t=t_s,available=c", "available must be above 0 at some time"),
+        ("t_s,dl,d\n0,1,40\n1,1,50\n", "t=t_s,down=dl:mbit,jitter=d:s", "median of jitter_s"),
         ("t_s,dl,d\n0,1,40\n1,1,50\n", "t=t_s,down=dl:mbit,delay=d:s", "the median of delay_s"),
     ],
 )
@@ -336,3 +341,30 @@ def test_a_trace_that_a_person_edited_is_a_warning(
     assert lines[-1] == "1 checked, no problems, 2 warnings"
     group = FleetConfig(profile="raspberry-pi-4b", trace=str(trace), count=4)
     assert len(unlikely_numbers(plan_fleet(Experiment(name="x", fleet=(group,)), {}))) == 2
+
+
+@pytest.mark.parametrize(
+    "option", [("--down-rate", "20bit"), ("--down-rate", "500gbit"), ("--delay", "30s")]
+)
+def test_a_given_number_of_a_wrong_unit_is_refused(
+    option: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("t_s,up_mbps\n0,1\n1,2\n")
+    rate = () if option[0] == "--down-rate" else ("--down-rate", "20mbit")
+    command = ["profiles", "import", str(log), "--to", str(tmp_path / "o"), *rate, *option]
+    assert main(command) == 2
+    assert "add --as-is if it is right" in capsys.readouterr().err
+    assert main([*command, "--as-is"]) == 0
+
+
+def test_a_load_in_per_cent_is_refused_beside_the_cores_of_a_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("t_s,load\n0,20\n1,30\n")
+    to = str(tmp_path / "o")
+    command = ["profiles", "import", str(log), "--to", to, "--profile", "phone-mid"]
+    assert main([*command, "--columns", "t=t_s,load=load:cores"]) == 2
+    assert "divide per cent by 100: load=COLUMN:/100" in capsys.readouterr().err
+    assert main([*command, "--columns", "t=t_s,load=load:/100"]) == 0
