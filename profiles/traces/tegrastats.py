@@ -122,10 +122,10 @@ def read_tegrastats(
             "tegrastats; import one log at a time"
         )
     columns = {"background_load": np.array(loads)}
-    clock = _clock(np.array(clocks), nominal_mhz or highest_mhz, nominal_mhz is None, lines)
-    if nominal_mhz is not None and not clock:
+    of_clock = _clock(np.array(clocks), nominal_mhz or highest_mhz, nominal_mhz is None, lines)
+    if nominal_mhz is not None and not of_clock:
         raise TraceError(f"{where}: {lines[-1]}, so --nominal must not be given; remove it")
-    columns |= clock
+    columns |= of_clock
     starts, place, counts = np.unique(t_s, return_inverse=True, return_counts=True)
     usual_s = float(np.median(np.diff(starts))) if len(starts) > 1 else INTERVAL_S
     if power_mw:

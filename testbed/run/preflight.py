@@ -356,8 +356,8 @@ def preflight_findings(
     found = settings_findings(msgspec.structs.replace(experiment, fleet=fleet), trains=True)
     # The coordinator examines the rate itself, again and again: it is an alert.
     yield from (finding for finding in found if finding.kind != "infeasible")
-    for line in unlikely_numbers(devices):
-        yield PreflightFinding("magnitude", line, "warning")
+    for problem in unlikely_numbers(devices):
+        yield PreflightFinding("magnitude", problem, "warning")
     if backend is not None:
         others = "".join(f"; {name} was rejected: {why}" for name, why in backend.rejected.items())
         yield PreflightFinding(
