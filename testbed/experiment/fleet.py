@@ -325,6 +325,10 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     return [device.with_attack(attacks.get(device.spec.name)) for device in devices]
 
 
+MOST_LINES = 5
+"""Most numbers of links that a run lists as unlikely."""
+
+
 def unlikely_numbers(devices: Sequence[PlannedDevice]) -> list[str]:
     """Return the numbers of links that are likely those of another unit, one line each."""
     lines = list[str]()
@@ -333,7 +337,8 @@ def unlikely_numbers(devices: Sequence[PlannedDevice]) -> list[str]:
         for column in () if link is None else ("down_bps", "up_bps", "delay_s", "loss_ratio"):
             for fault in magnitude_faults(column, getattr(link, column), has_rows=False):
                 lines.append(f"{device.spec.name}: {fault}; check the unit in its link")
-    return lines
+    more = [f"and {len(lines) - MOST_LINES} more such numbers"] if len(lines) > MOST_LINES else []
+    return [*lines[:MOST_LINES], *more]
 
 
 def drawn_link(seed: int, device: str, count: int) -> int:
