@@ -140,4 +140,4 @@ def _number(errors: Errors, number: str, where: str) -> float:
 
 def _link(group: FleetConfig) -> str:
     """Return the name of the links of a group."""
-    return group.trace or group.link or f"links of {group.profile or group.population}"
+    return group.trace or " ".join(group.links) or f"links of {group.profile or group.population}"

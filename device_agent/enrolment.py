@@ -49,6 +49,7 @@ from fairbed.wire.enrolment import (
 )
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.text import text_of
 from fairbed.wire.transport.address import parse_url, with_login
 
 if sys.version_info >= (3, 11):
@@ -373,7 +374,7 @@ def rename(path: Path, config: AgentConfig, name: str) -> None:
     password = parse_url(config.broker_url).password or ""
     url = with_login(config.broker_url, name, password)
     try:
-        text = with_keys(path.read_text(encoding="utf-8"), {"name": name, "broker_url": url})
+        text = with_keys(text_of(path.read_bytes()), {"name": name, "broker_url": url})
     except OSError as exc:
         raise LabProblem(f"{path}: must be readable, got: {exc.strerror or exc}") from exc
     except ConfigError as exc:
@@ -536,7 +537,7 @@ def _keep(places: Places, lab: Lab, standing: RenewReply, write: Write) -> None:
     url = _broker_url(
         lab.host, f":{address.port}", standing.name, address.password or "", str(places.cafile)
     )
-    text = places.config.read_text(encoding="utf-8")
+    text = text_of(places.config.read_bytes())
     values = {"broker_url": url, "lab_url": lab.url, **_key_of(standing)}
     write_private(places.config, with_keys(text, values))
     write(f"{standing.name}: keeps its identity at the lab {standing.lab}; no token is used")

@@ -12,6 +12,7 @@ from fairbed.profiles.load import (
     load_population,
     names,
     population_names,
+    warnings,
 )
 from fairbed.profiles.numbers import numbers, schedule_text, unknown_numbers
 from fairbed.profiles.population import Population
@@ -63,4 +64,5 @@ __all__ = [
     "schedule_text",
     "to_toml",
     "unknown_numbers",
+    "warnings",
 ]

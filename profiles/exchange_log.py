@@ -26,6 +26,7 @@ from fairbed.profiles.traces.columns import (
     place_of,
     table_of,
 )
+from fairbed.profiles.traces.moments import after_folds, agreed, may_change_clock
 from fairbed.profiles.traces.trace import Floats
 
 DEVICE, ROUND, START, END, TOTAL = "device", "round", "start", "end", "total"
@@ -79,13 +80,16 @@ class ExchangeLog:
     """By a name of `PHASES` or `total`, seconds."""
     left_out: int = 0
     """Rows of the file without one of the values."""
+    lines: tuple[str, ...] = ()
+    """What was corrected in the times, or may be wrong in them."""
 
     def __str__(self) -> str:
         rounds = "no rounds" if self.round is None else f"{self.n_rounds} rounds"
-        return (
+        counts = (
             f"{len(self.device)} exchanges of {len(self.devices)} devices, {rounds}; "
             f"{self.left_out} rows without a value left out"
         )
+        return "; ".join([counts, *self.lines])
 
 
 def parse_log_columns(text: str) -> dict[str, Column]:
@@ -159,6 +163,8 @@ def read_exchange_log(
     values: list[list[float]] = []
     seen: set[tuple[int, int]] = set()
     left_out = 0
+    zones: dict[str, list[str]] = {key: [] for key in (START, END) if key in timed}
+    kept_rows = list[int]()
     for row, fields in enumerate(rows, n_before + 1):
         if not fields:
             continue
@@ -178,9 +184,17 @@ def read_exchange_log(
             )
         seen.add((device, a_round))
         kept.append((device, a_round))
+        kept_rows.append(row)
         values.append(
             [
-                number_in(marks.with_point(texts[key]), kind, columns[key], factors[key], at)
+                number_in(
+                    marks.with_point(texts[key]),
+                    kind,
+                    columns[key],
+                    factors[key],
+                    at,
+                    zones.get(key),
+                )
                 for key, kind in timed.items()
             ]
         )
@@ -188,8 +202,15 @@ def read_exchange_log(
     if not kept:
         raise TraceError(f"{where}: must have exchanges, got {left_out} rows without a value")
     table = dict(zip(timed, np.array(values).T, strict=True))
+    lines = list[str]()
     if END in table and START in table:
-        table.setdefault(TOTAL, table[END] - table[START])
+        times = np.stack([table[START], table[END]])
+        common = agreed([*zones[START], *zones[END]], [*kept_rows, *kept_rows], where)
+        for each, of in zip(times, zones.values(), strict=True):
+            each += [common.added_s.get(zone, 0.0) for zone in of]
+        if common.is_local:
+            times = _after_folds(times, lines)
+        table.setdefault(TOTAL, times[1] - times[0])
     durations_s = {key: table[key] for key in (*PHASES, TOTAL) if key in table}
     _check_durations(durations_s, where)
     pairs = np.array(kept, dtype=np.int64)
@@ -201,7 +222,42 @@ def read_exchange_log(
         n_rounds=len(rounds) if has_rounds else 0,
         durations_s=durations_s,
         left_out=left_out,
+        lines=tuple(lines),
     )
+
+
+def _after_folds(times: Floats, lines: list[str]) -> Floats:
+    """Return starts and ends of a local clock with the changes of the clock that are certain.
+
+    An exchange that ends before its start on the night of a Sunday met the end of summer time, and
+    one that ends more than half a day before its start, without dates, passed midnight. Another
+    one over such a night may be an hour off.
+
+    Args:
+        times: Seconds since 1970 of starts and ends, shape (2, R).
+        lines: Receives what was corrected, and what may be wrong.
+    """
+    start, end = times.copy()
+    folds = nights = midnights = 0
+    for row in np.flatnonzero(end < start):
+        corrected, found = after_folds(times[:, row], is_local=True, any_fall=True)
+        start[row], end[row] = corrected
+        midnights += any("midnight" in line for line in found)
+        folds += bool(found) and "midnight" not in found[0]
+    for row in np.flatnonzero(times[1] >= times[0]):
+        nights += may_change_clock(float(start[row]), float(end[row]))
+    if folds:
+        lines.append(
+            f"clock set back 1 h in {folds} exchanges, at the end of summer time: 1 h added"
+        )
+    if midnights:
+        lines.append(f"midnight in {midnights} exchanges without dates: 1 day added")
+    if nights:
+        lines.append(
+            f"{nights} exchanges are over a Sunday night in which clocks may be set, and may be an "
+            "hour off: write the times with an offset such as +01:00"
+        )
+    return np.stack([start, end])
 
 
 def _melted(content: bytes, where: str, wide: Column) -> bytes:

@@ -188,6 +188,12 @@ def import_parts(
     columns = dict(trace.columns)
     if profile is not None and "background_load" in columns:
         most = profile.cores - FREE_CORES
+        median = float(np.median(columns["background_load"]))
+        if median > profile.cores:
+            raise ValueError(
+                f"the median of background_load must be at most the {profile.cores} cores of "
+                f"{profile.name}, got {median:.6g}; divide per cent by 100: load=COLUMN:/100"
+            )
         above = int((columns["background_load"] > most).sum())
         if above:
             columns["background_load"] = np.minimum(columns["background_load"], most)

@@ -16,10 +16,14 @@ from msgspec import inspect
 from fairbed.profiles.errors import ProfileError, TraceError, UnknownProfile
 from fairbed.profiles.numbers import numbers
 from fairbed.profiles.population import Population
-from fairbed.profiles.quantities import DATA, Varying
+from fairbed.profiles.quantities import DATA, Quantity, Varying
 from fairbed.profiles.reads import note
 from fairbed.profiles.schema import CellProfile, LinkProfile, Profile
+from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
+from fairbed.profiles.traces.trace import COLUMNS
+from fairbed.profiles.traces.units import magnitude_faults
+from fairbed.wire.text import NotText, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,9 +68,11 @@ def read_toml(path: Path) -> dict[str, Any] | str:
             )
         content = path.read_bytes()
         note(str(path), content)
-        return tomllib.loads(content.decode("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        return f"{path}: must be a readable UTF-8 file, got {error}; check the path"
+        return tomllib.loads(text_of(content))
+    except NotText as error:
+        return f"{path}: {error}"
+    except OSError as error:
+        return f"{path}: must be a readable file, got {error}; check the path"
     except tomllib.TOMLDecodeError as error:
         return f"{path}: must be TOML, got {error}; correct that line"
     except RecursionError:
@@ -319,6 +325,37 @@ def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
     if item is not None:
         problems = [f"{path}: {line}" for line in _trace_problems(item, environ)]
     return problems
+
+
+def warnings(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the numbers of a file that are likely those of another unit, one line each.
+
+    Args:
+        path: The file; one with problems has no warnings.
+        environ: As of `check`.
+    """
+    item, _ = decode_file(path, kind_of(path))
+    read = TraceReader({} if environ is None else environ)
+    lines = list[str]()
+    for key, number in () if item is None else numbers(item):
+        column, where = key.rpartition(".")[2], f"{path}: {key}"
+        if column not in COLUMNS or not isinstance(number, Quantity):
+            continue
+        series = Series.constant(float(number.value))
+        is_trace = isinstance(number, Varying) and number.trace is not None
+        if isinstance(number, Varying) and number.series is not None:
+            series = number.series.series()
+        elif isinstance(number, Varying) and number.trace is not None:
+            if environ is None and number.trace.startswith(DATA):
+                continue
+            try:
+                series = read.with_column(number.trace, column).series(column)
+            except TraceError:  # a problem
+                continue
+            where += f": {number.trace}"
+        faults = magnitude_faults(column, series, has_rows=is_trace)
+        lines += [f"{where}: {fault}; check the unit" for fault in faults]
+    return lines
 
 
 def _trace_problems(item: msgspec.Struct, environ: Mapping[str, str] | None) -> Iterator[str]:

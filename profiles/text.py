@@ -20,8 +20,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from shlex import quote
 from typing import Any, BinaryIO, cast
+
+from fairbed.wire.text import BYTE_ORDER_MARKS, encoding_of
 
 CHUNK_BYTES = 1 << 18
 """Bytes that are unpacked and decoded at a time."""
@@ -34,11 +37,31 @@ DELIMITERS = ";\t|,"
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 
-_UNREADABLE: Mapping[bytes, str] = {
+_PACKED: Mapping[bytes, str] = {
+    b"\x5d\x00\x00": "an LZMA file",
+    b"LZIP": "an lzip file",
+    b"\x89LZO": "an lzop file",
+    b"\xff\x06\x00\x00sNaPpY": "a Snappy file",
+    b"\x78\x01": "a stream of zlib",
+    b"\x78\x9c": "a stream of zlib",
+    b"\x78\xda": "a stream of zlib",
     b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive",
     b"Rar!": "a RAR archive",
     b"\x04\x22\x4d\x18": "an LZ4 file",
     b"\x1f\x9d": "a file of compress(1)",
+}
+"""First bytes of containers that are not unpacked here, and names of them."""
+
+_UNREADABLE: Mapping[bytes, str] = {
+    b"\xd4\xc3\xb2\xa1": "a capture of packets",
+    b"\x0a\x0d\x0d\x0a": "a capture of packets",
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"\x7fELF": "a program",
+    b"FEA1": "a Feather file",
+    b"Obj\x01": "an Avro file",
+    b"MATLAB 5.0": "a file of MATLAB",
+    b"{\\rtf": "a document in RTF",
     b"\xd0\xcf\x11\xe0": "a workbook or document of Microsoft Office",
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
@@ -49,13 +72,15 @@ _UNREADABLE: Mapping[bytes, str] = {
 }
 """First bytes of files that are no text, and names of them."""
 
-_BYTE_ORDER_MARKS: Mapping[bytes, str] = {
-    codecs.BOM_UTF32_LE: "utf-32",  # begins with that of UTF-16
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
+_NO_CONTENT = (
+    (rb"\s*<(?:!doctype html|html)", "a web page", "download the file itself, not its page"),
+    (
+        rb"version https://git-lfs",
+        "a pointer of Git LFS",
+        "get the file itself: git lfs pull, or download it",
+    ),
+)
+"""Beginnings of files in place of the wanted one, names of them, and what to do."""
 
 TAR_AT, TAR = 257, b"ustar"
 
@@ -207,9 +232,7 @@ class _Text(io.RawIOBase):
         with _readable():
             head = self._stream.read(CHUNK_BYTES)
         _check_plain(head, where, is_packed=self._stream is not file)
-        encoding = next(
-            (name for mark, name in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), "utf-8"
-        )
+        encoding = encoding_of(head)
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
         self._encoding = encoding.removesuffix("-sig").upper()
@@ -281,13 +304,18 @@ def _check_plain(head: bytes, where: str, *, is_packed: bool) -> None:
     packed = next((magic for magic in (*_CONTAINERS, b"PK\3\4") if head.startswith(magic)), None)
     if packed and is_packed:
         raise TextError("must be packed once, got a packed file in it", "unpack it once")
+    found = next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
+    if found is not None:
+        raise TextError(f"must be text, got {found}", "unpack it, and give the file in it")
     found = next((name for magic, name in _UNREADABLE.items() if head.startswith(magic)), None)
     if head[TAR_AT : TAR_AT + len(TAR)] == TAR:
-        found = "a tar archive"
         raise TextError("must be one file, got a tar archive", f"unpack it: tar xf {quote(where)}")
     if found is not None:
         raise TextError(f"must be text, got {found}", "export it as CSV UTF-8")
-    if any(head.startswith(mark) for mark in _BYTE_ORDER_MARKS) or len(head) < MIN_UTF16_BYTES:
+    for start, name, what_to_do in _NO_CONTENT:
+        if re.match(start, head, re.IGNORECASE):
+            raise TextError(f"must be a table or a log, got {name}", what_to_do)
+    if any(head.startswith(mark) for mark in BYTE_ORDER_MARKS) or len(head) < MIN_UTF16_BYTES:
         return
     start = head[:256]
     for first, name in ((1, "UTF-16LE"), (0, "UTF-16BE")):
@@ -348,6 +376,73 @@ def _fit(lines: list[str], delimiter: str) -> tuple[bool, bool, int]:
     is_fit = len(widths) == 1 and first > 1
     return is_fit, is_fit and delimiter != ",", first
 
+
+def plain_quotes(file: io.BufferedReader, delimiter: str) -> io.BufferedReader:
+    """Return the text of a table without spaces between a separator and a quote.
+
+    Strict readers take such a quote as a part of the value: `1, "a, b"`.
+
+    Args:
+        file: Text of the table, of `open_text`.
+        delimiter: Separator of its fields.
+
+    Raises:
+        TextError: The first such quote is behind the first rows; while the stream is read.
+    """
+    stream = _Quotes(file, delimiter)
+    return io.BufferedReader(stream, CHUNK_BYTES)
+
+
+class _Quotes(io.RawIOBase):
+    """The stream of `plain_quotes`."""
+
+    def __init__(self, file: io.BufferedReader, delimiter: str) -> None:
+        self._file = file
+        at = re.escape(delimiter)
+        self._spaced = re.compile(rf'(?:^|{at})[ ]+"(?![{at}"\n])'.encode(), re.MULTILINE)
+        self._rows: Any = None
+        self._ready: bytes = b""
+        self._delimiter = delimiter
+        self._n_rows = 0
+        if self._spaced.search(file.peek(HEAD_BYTES)):
+            text = io.TextIOWrapper(file, "utf-8", newline="")
+            self._rows = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._ready:
+            self._ready = self._file.read1(CHUNK_BYTES) if self._rows is None else self._written()
+            if self._rows is None and (found := self._spaced.search(self._ready)):
+                row = self._n_rows + self._ready.count(b"\n", 0, found.end()) + 1
+                raise TextError(
+                    f"row {row}: must have no space between a separator and a quote, as the rows "
+                    "before it, got one",
+                    "remove the space",
+                )
+            self._n_rows += self._ready.count(b"\n")
+        size = min(len(buffer), len(self._ready))
+        buffer[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size
+
+    def _written(self) -> bytes:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
+        try:
+            writer.writerows(islice(self._rows, ROWS_AT_ONCE))
+        except csv.Error as exc:
+            raise TextError(f"must be a table, got: {exc}", "correct it") from exc
+        return text.getvalue().encode()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+ROWS_AT_ONCE = 1000
+"""Rows of a table that are written again at a time."""
 
 COMMA_NUMBER = r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?"
 """A number with one comma, which is a decimal comma or a separator of thousands."""

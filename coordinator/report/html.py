@@ -695,6 +695,7 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
         (True, HtmlColumn("device", "text"), lambda d: d.name),
         (len({d.kind for d in fleet}) > 1, HtmlColumn("kind", "text"), lambda d: d.kind),
         (True, HtmlColumn("profile", "text"), lambda d: d.profile or MISSING),
+        (any(d.link for d in fleet), HtmlColumn("link", "text"), lambda d: d.link or MISSING),
         (
             any(d.malicious for d in fleet),
             HtmlColumn("malicious", "text"),

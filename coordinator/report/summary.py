@@ -183,6 +183,7 @@ def summarise_run(
                 name=device.name,
                 kind=device.kind,
                 profile=kinds[device.name],
+                link=None if device.name not in truths else truths[device.name].drawn_link,
                 n_k=device.n_k,
                 selected=count.selected if count else 0,
                 aggregated=count.aggregated if count else 0,

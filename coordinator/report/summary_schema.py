@@ -375,6 +375,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """physical, emulated or replayed."""
     profile: str
     """The emulated profile, or the board that a physical device reports."""
+    link: str | None = None
+    """Name of the link that it drew of several of its group; null without a draw."""
     n_k: int
     selected: int
     aggregated: int

@@ -79,6 +79,8 @@ _AUROC: TextColumn[DeviceSummary] = TextColumn("AUROC", lambda d: ratio(d.auroc)
 """With two classes."""
 _KIND: TextColumn[DeviceSummary] = TextColumn("kind", lambda d: d.kind, "<", priority=8)
 """In a fleet of several kinds."""
+_LINK: TextColumn[DeviceSummary] = TextColumn("link", lambda d: d.link or "", "<", priority=7)
+"""In a fleet whose devices draw their links."""
 _ENERGY: TextColumn[DeviceSummary] = TextColumn(
     "energy", lambda d: known_energy(d.energy_j, d.samples["energy_j"]), priority=3
 )
@@ -656,6 +658,7 @@ def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     name, *others = _COLUMNS
     columns = [name]
     columns += [_KIND] if len({device.kind for device in summary.fleet}) > 1 else []
+    columns += [_LINK] if any(device.link is not None for device in summary.fleet) else []
     if summary.task == "regression":
         others[-1] = _RMSE
     columns += others

@@ -8,7 +8,9 @@ The coordinator writes its decisions and observations. The testbed writes what i
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,22 @@ class TruthRow:
     """Kind of its malicious behaviour; None if it is honest."""
     details: str
     """JSON: the whole configuration."""
+
+    @property
+    def drawn_link(self) -> str | None:
+        """Name of the link that the device drew of several; None without a draw."""
+        try:
+            return msgspec.json.decode(self.details, type=_Details).drawn_link
+        except msgspec.DecodeError:
+            return None
+
+
+DRAWN_LINK: Final = "drawn_link"
+"""Key of `TruthRow.details` with the name of the link that the device drew."""
+
+
+class _Details(msgspec.Struct):
+    drawn_link: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

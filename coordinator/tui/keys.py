@@ -14,6 +14,8 @@ from textual.dom import DOMNode
 from textual.keys import Keys
 from textual.screen import ModalScreen
 
+from fairbed.wire.text import NotText, text_of
+
 PACKAGE = "fairbed.coordinator.tui."
 EVERYWHERE = ("ControlRoom", "RunScreen")
 """Classes whose keys work on every screen."""
@@ -98,11 +100,13 @@ def read_keys(path: Path) -> dict[str, str]:
             on one screen. No key of the file may be used then.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:
         raise KeysError(f"{path}: must be a readable text, got: {exc}") from exc
+    except NotText as exc:
+        raise KeysError(f"{path}: {exc}") from exc
     try:
         chosen = msgspec.toml.decode(text, type=UserKeys).keys
     except msgspec.DecodeError as exc:

@@ -13,6 +13,7 @@ import csv
 import io
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.text import HEAD_BYTES, DecimalMarks, TextError, dialect_of
 from fairbed.profiles.traces.drives import ADVICE, Split, drives_of
-from fairbed.profiles.traces.moments import after_folds, check_zones, is_local, moment_s
+from fairbed.profiles.traces.moments import NUMBER, after_folds, agreed, moment_of
 from fairbed.profiles.traces.table import check_text
 from fairbed.profiles.traces.trace import MAX_BPS, ONE_WAY, RANGES, Floats, Trace
 from fairbed.profiles.traces.units import AmbiguousUnit, Unit, unit_in, unit_of
@@ -52,13 +53,41 @@ _FITTING: Mapping[str, tuple[str, str]] = {
 }
 """Dimension of kinds of numbers, and the units that fit them."""
 
-_ROUND_TRIP = re.compile(r"rtt|ping|round.?trip", re.IGNORECASE)
+_ROUND_TRIP = re.compile(r"rtt|ping|round.?trip|echo|turn.?around|response", re.IGNORECASE)
+
+_ONE_WAY = re.compile(r"one.?way|owd", re.IGNORECASE)
+
+_CHANGED = re.compile(
+    r"(?<![a-z])(?:log(?:2|10)?|ln|sqrt|inv|inverse|reciprocal|std|stdev|stddev|sd|var|variance|"
+    r"deviation|error|err|diff|delta|norm|normali[sz]ed|scaled|z.?score|rank|deci|centi)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Words in the names of numbers that are not the value itself."""
+
+_OPPOSITES: Mapping[str, re.Pattern[str]] = {
+    number: re.compile(rf"(?<![a-z])(?:{words})(?![a-z])", re.IGNORECASE)
+    for number, words in {
+        "loss": r"1\s?-\s?[a-z]\w*|success\w*|deliver\w*|receiv\w*|recept\w*|pdr|prr|good|ok",
+        "clock": "throttl\\w*|idle|slow\\w*",
+        "load": "idle|free|spare|available|unused",
+        "available": "off\\w*|un\\w+|not|no|down|busy|lost|disconnected|away|missing|absent|outage",
+    }.items()
+}
+"""Words in the names of the opposites of numbers."""
 
 LATEST_S = 4.2e9
 """Latest time, seconds since 1970: the year 2103. Epochs in smaller units are larger."""
 
 _EPOCHS = {10: "s", 13: "ms", 16: "us", 19: "ns"}
 """Units of the times since 1970 of this century, by their digits."""
+
+_OF_DRIVES = re.compile(
+    r"(?<![a-z])(?:traces?|bus|buses|drives?|runs?|trips?|rides?|routes?|tests?|sessions?|devices?|"
+    r"vehicles?|cars?|trains?|nodes?|ue|imei|imsi|users?|phones?|clients?|modems?|operators?|"
+    r"files?|carriers?|sims?|name|id|serial|mac|dish|terminal|day|date)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Words in the names of columns that may name the drives of a file."""
 
 ABSENT = frozenset({"", "-", "na", "n/a", "nan", "null", "none"})
 """Values of a row without a measurement, in lower case."""
@@ -214,8 +243,13 @@ def read_drives(
         label_at = header.index(split.column)
     factors = {number: factor_of(where, number, columns[number]) for number in places}
     marks = DecimalMarks()
-    left_out, values = 0, list[list[float]]()
-    kept_rows, labels, moments = list[int](), list[str](), list[str]()
+    left_out, without_label, values = 0, 0, list[list[float]]()
+    others: dict[int, set[str]] = {
+        at: set()
+        for at, name in enumerate(header)
+        if split.column is None and at not in places.values() and _OF_DRIVES.search(name)
+    }
+    kept_rows, labels, zones = list[int](), list[str](), list[str]()
     for row, fields in enumerate(rows, n_before + 1):
         if not fields:
             continue
@@ -225,35 +259,59 @@ def read_drives(
                 "correct the row"
             )
         texts = {number: marks.with_point(fields[at].strip()) for number, at in places.items()}
+        label = "" if label_at is None else fields[label_at].strip()
         if any(text.lower() in ABSENT for text in texts.values()):
             left_out += 1
             continue
+        if label_at is not None and label.lower() in ABSENT:
+            without_label += 1
+            continue
+        for at, seen in others.items():
+            if len(seen) <= 1:
+                seen.add(fields[at].strip())
         values.append(
             [
-                number_in(text, number, columns[number], factors[number], f"{where}: row {row}")
+                number_in(
+                    text, number, columns[number], factors[number], f"{where}: row {row}", zones
+                )
                 for number, text in texts.items()
             ]
         )
         kept_rows.append(row)
-        moments.append(texts[TIME])
         if label_at is not None:
-            labels.append(fields[label_at].strip())
+            labels.append(label)
     check_marks(marks, where)
     if not values:
         raise TraceError(
-            f"{where}: must have rows with all chosen values, got {left_out} without; "
-            "choose other columns"
+            f"{where}: must have rows with all chosen values, got {left_out + without_label} "
+            "without; choose other columns"
         )
     table, at = np.array(values), list(places).index(TIME)
-    if any(":" in text for text in moments):
-        check_zones(moments, columns[TIME].unit, where)
-    has_local = (factors[TIME] is None or ":" in moments[0]) and is_local(moments[0])
+    common = agreed(zones, kept_rows, where)
+    if any(common.added_s.values()):
+        table[:, at] += [common.added_s.get(zone, 0.0) for zone in zones]
+    has_local = common.is_local
     found = list[tuple[str, Read]]()
     for label, members in _divided(table[:, at], labels, split, has_local):
         part = table[members].copy()
         part[:, at], lines = after_folds(part[:, at], is_local=has_local)
+        delay = columns.get("delay")
+        if delay and delay.unit is None and not _ONE_WAY.search(delay.name):
+            lines.append(
+                f"{delay.name!r} is taken as one way; if it is of a round trip, give the unit "
+                "rtt-ms after a colon"
+            )
         rows_of = [kept_rows[row] for row in members]
         read = _trace(part, list(places), rows_of, where, 0 if found else left_out)
+        if not found and without_label:
+            lines.append(f"{without_label} rows without a value of {split.column} left out")
+        if not found:
+            lines += [
+                f"the column {header[place]!r} has several values; if each is a drive, split the "
+                f"file by it: --split {shlex.quote(header[place])}"
+                for place, seen in others.items()
+                if len(seen) > 1
+            ]
         found.append((label, replace(read, lines=tuple(lines))))
     return found
 
@@ -350,6 +408,15 @@ def factor_of(where: str, number: str, column: Column, key: str = "") -> float |
         advice = advice or f"write it after a colon: --columns '{written}:UNIT'"
         return TraceError(f"{where}: {written}: must have a unit of {fitting}, got {got}; {advice}")
 
+    opposite = _OPPOSITES.get(number)
+    if opposite is not None and (word := opposite.search(column.name)):
+        raise TraceError(
+            f"{where}: {written}: must be {number}, got a name with {word.group()!r}, its "
+            "opposite; compute a column with it, and name that"
+        )
+    word = None if column.unit or number == "jitter" else _CHANGED.search(column.name)
+    if word is not None:
+        raise error(f"a name with {word.group()!r}, which may be another number")
     try:
         named = unit_in(column.name)
         given = None if column.unit is None else unit_of(column.unit.removeprefix("rtt-"))
@@ -416,7 +483,14 @@ def _factor_of_name(
     return named.factor
 
 
-def number_in(text: str, number: str, column: Column, factor: float | None, where: str) -> float:
+def number_in(
+    text: str,
+    number: str,
+    column: Column,
+    factor: float | None,
+    where: str,
+    zones: list[str] | None = None,
+) -> float:
     """Return the number in a field, in the unit of a trace.
 
     Args:
@@ -425,6 +499,7 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
         column: Its column.
         factor: Factor of the column; None for times in text.
         where: File and row in errors.
+        zones: Receives the zone of a time (`moments.moment_of`), or `NUMBER`.
 
     Raises:
         TraceError: It is not a number in the range of a trace.
@@ -439,9 +514,15 @@ def number_in(text: str, number: str, column: Column, factor: float | None, wher
                 f"{_FITTING['time'][1]}, got {text[:40]}, {seems}; write it after a colon: "
                 f"{column.name}:{unit or 'UNIT'}"
             )
-        return moment_s(text, column.unit, where)
+        form = column.unit if column.unit is not None and "%" in column.unit else None
+        seconds, zone = moment_of(text, form, where)
+        if zones is not None:
+            zones.append(zone)
+        return seconds
+    if number == TIME and zones is not None:
+        zones.append(NUMBER)
     try:
-        value = float(text) * (factor or 1.0)
+        value = float("" if "_" in text else text) * (factor or 1.0)  # 1_5 is no number
     except ValueError:
         raise TraceError(
             f"{where}: {column.name} must be a number, got {text[:40]!r}; correct or delete the row"

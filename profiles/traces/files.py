@@ -13,15 +13,17 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.quantities import DATA
 from fairbed.profiles.reads import note
 from fairbed.profiles.series import Series
-from fairbed.profiles.text import TextError, open_unpacked
+from fairbed.profiles.text import TextError, open_text
+from fairbed.profiles.traces.iperf import is_iperf
 from fairbed.profiles.traces.mahimahi import is_mahimahi, parse_mahimahi
 from fairbed.profiles.traces.table import MAX_BYTES, check_text, parse_table
+from fairbed.profiles.traces.tegrastats import is_tegrastats
 from fairbed.profiles.traces.trace import ONE_WAY, Trace
 
 _ADVICE = "shorten it, or use longer bins: fairbed profiles import --step"
@@ -38,14 +40,12 @@ def read_file(path: Path) -> bytes:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise _too_large(where, size)
-        with path.open("rb") as file, open_unpacked(file, where, MAX_BYTES) as unpacked:
-            content = unpacked.read(MAX_BYTES + 1)
+        with open_text(path.open("rb"), where, MAX_BYTES) as text:
+            content = text.read()
     except TextError as exc:
         raise TraceError(f"{where}: {exc}") from exc
     except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as exc:
         raise _unreadable(where, exc) from exc
-    if len(content) > MAX_BYTES:
-        raise _too_large(where, len(content))
     note(where, content)
     return check_text(content, where)
 
@@ -82,6 +82,26 @@ def _too_large(where: str, size: int) -> TraceError:
 def _unreadable(where: str, exc: Exception) -> TraceError:
     reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
     return TraceError(f"{where}: must be a readable file, got: {reason}; check the path")
+
+
+Format: TypeAlias = Literal["mahimahi", "iperf3", "tegrastats", "table"]
+
+NAMES: Mapping[Format, str] = {
+    "mahimahi": "a trace of mahimahi",
+    "iperf3": "JSON of iperf3",
+    "tegrastats": "a log of tegrastats",
+    "table": "a table",
+}
+"""Formats of the files with a trace, and names of them."""
+
+
+def format_of(content: bytes) -> Format:
+    """Return the format of a file by its content."""
+    if is_mahimahi(content):
+        return "mahimahi"
+    if is_iperf(content):
+        return "iperf3"
+    return "tegrastats" if is_tegrastats(content) else "table"
 
 
 def read_trace(path: Path, step_s: float = 1.0) -> Trace:

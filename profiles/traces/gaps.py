@@ -56,6 +56,11 @@ def bridge_gaps(trace: Trace, rule: GapRule, longest_s: float | None = None) -> 
     """
     if longest_s is not None and not longest_s > 0.0:
         raise ValueError(f"gaps must be longer than 0 s, got {longest_s:g} s; 10s is usual")
+    if rule == "zero" and not any(name.endswith("bps") for name in trace.columns):
+        raise ValueError(
+            f"--gaps zero must be given for a trace with a rate, got {', '.join(trace.columns)}; "
+            "take cut or hold"
+        )
     steps_s = trace.durations_s
     if len(steps_s) < 3 and longest_s is None:  # one time between rows, and its copy at the end
         return trace, Gaps(0, 0.0, np.inf, rule)
@@ -71,10 +76,6 @@ def bridge_gaps(trace: Trace, rule: GapRule, longest_s: float | None = None) -> 
     if rule == "cut":
         moved_s = np.concatenate([[0.0], np.cumsum(beyond_s)[:-1]])
         return Trace(trace.t_s - moved_s, trace.columns, trace.period_s - gaps.total_s), gaps
-    if not any(name.endswith("bps") for name in trace.columns):
-        raise ValueError(
-            f"gaps can be zero in a trace with a rate, got {', '.join(trace.columns)}; cut or hold"
-        )
     before = np.flatnonzero(is_gap)
     columns = {
         name: np.insert(values, before + 1, 0.0 if name.endswith("bps") else values[before])

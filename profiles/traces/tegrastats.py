@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 import numpy as np
 
 from fairbed.profiles.errors import TraceError
+from fairbed.profiles.traces.moments import after_folds
 from fairbed.profiles.traces.trace import MAX_CLOCK_RATIO, Floats, Trace
 
 INTERVAL_S = 1.0
@@ -62,7 +63,8 @@ def read_tegrastats(
         interval_s: Time between lines without a date, seconds; None is `INTERVAL_S`.
 
     Raises:
-        TraceError: There are no lines of tegrastats, or one violates a rule.
+        TraceError: There are no lines of tegrastats, one violates a rule, or the log has nothing
+            for which a clock or an interval is given.
     """
     times, loads, clocks = list[float](), list[float](), list[float]()
     power_mw: dict[str, list[float]] = {}
@@ -106,13 +108,24 @@ def read_tegrastats(
         lines.append(f"no times: {step_s:g} s between lines{default}")
     elif np.isnan(t_s).any():
         raise TraceError(f"{where}: all lines or none must have a date; delete the others")
+    elif interval_s is not None:
+        raise TraceError(
+            f"{where}: the lines have dates, so --interval must not be given, got {interval_s:g} "
+            "s; remove it"
+        )
+    else:
+        t_s, corrected = after_folds(t_s, is_local=True)
+        lines += corrected
     if (falls := np.flatnonzero(np.diff(t_s) < 0.0)).size:
         raise TraceError(
             f"{where}: times must not decrease, got a fall after line {falls[0] + 1} of "
             "tegrastats; import one log at a time"
         )
     columns = {"background_load": np.array(loads)}
-    columns |= _clock(np.array(clocks), nominal_mhz or highest_mhz, nominal_mhz is None, lines)
+    of_clock = _clock(np.array(clocks), nominal_mhz or highest_mhz, nominal_mhz is None, lines)
+    if nominal_mhz is not None and not of_clock:
+        raise TraceError(f"{where}: {lines[-1]}, so --nominal must not be given; remove it")
+    columns |= of_clock
     starts, place, counts = np.unique(t_s, return_inverse=True, return_counts=True)
     usual_s = float(np.median(np.diff(starts))) if len(starts) > 1 else INTERVAL_S
     if power_mw:

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fairbed.profiles.errors import TraceError
+from fairbed.profiles.series import Series
 from fairbed.profiles.traces.trace import Trace
 
 Dimension: TypeAlias = Literal["rate", "amount", "time", "share", "frequency", "cores"]
@@ -224,38 +225,66 @@ LARGEST_LOSS = 0.5
 """Limit of the mean loss; no transfer works with more."""
 
 LONGEST_DELAY_S = 10.0
-"""Limit of the median one-way delay, seconds."""
+"""Limit of the median one-way delay and of the median jitter, seconds."""
+
+MEDIANS = {"clock_ratio": (0.01, 10.0), "background_load": (0.0, 32.0)}
+"""Limits of medians: per cent are larger, and so are loads of more cores than edge devices have."""
+
+
+def magnitude_faults(column: str, series: Series, *, has_rows: bool = True) -> list[str]:
+    """Return the signs that a number is of another unit, a line each.
+
+    Rates of 0 and long times without rows are outages, and no sign.
+
+    Args:
+        column: Name of the column of a trace.
+        series: Its values.
+        has_rows: The times are those of the rows of a file.
+    """
+    faults = []
+    values = np.array(series.values)
+    if column.endswith("bps") and (values > 0.0).any():
+        p95 = float(np.quantile(values[values > 0.0], 0.95)) if len(values) > 1 else values[0]
+        if not LOWEST_BPS <= p95 <= HIGHEST_BPS:
+            faults.append(
+                f"the 95th percentile of {column} must be from 1 kbit/s to 100 Gbit/s, "
+                f"got {p95:.6g} bit/s"
+            )
+    if column in MEDIANS:
+        lowest, highest = MEDIANS[column]
+        median = float(np.median(values))
+        if not lowest <= median <= highest:
+            faults.append(
+                f"the median of {column} must be from {lowest:g} to {highest:g}, got {median:.6g}"
+            )
+    if column == "available" and series.highest == 0.0:
+        faults.append("available must be above 0 at some time, got only zeros")
+    if column in ("delay_s", "jitter_s") and float(np.median(values)) > LONGEST_DELAY_S:
+        faults.append(
+            f"the median of {column} must be at most {LONGEST_DELAY_S:g} s, "
+            f"got {np.median(values):.6g} s"
+        )
+    if column == "loss_ratio" and series.mean > LARGEST_LOSS:
+        faults.append(f"the mean loss must be at most 50 %, got {series.mean:.3g}")
+    steps_s = np.diff(np.array(series.t_s))
+    if has_rows and len(steps_s) and float(np.median(steps_s)) > LONGEST_STEP_S:
+        faults.append(
+            f"the usual time between rows must be at most an hour, got {np.median(steps_s):.6g} s"
+        )
+    return faults
 
 
 def check_magnitudes(trace: Trace, where: str) -> None:
     """Check that the numbers of an imported trace are not those of another unit.
 
-    Rates of 0 and long times without rows are outages, and not checked.
-
     Raises:
         TraceError: They are likely to be.
     """
-    faults = []
-    for name, values in trace.columns.items():
-        if name.endswith("bps") and (values > 0.0).any():
-            p95 = float(np.quantile(values[values > 0.0], 0.95))
-            if not LOWEST_BPS <= p95 <= HIGHEST_BPS:
-                faults.append(
-                    f"the 95th percentile of {name} must be from 1 kbit/s to 100 Gbit/s, "
-                    f"got {p95:.6g} bit/s"
-                )
-        if name == "delay_s" and float(np.median(values)) > LONGEST_DELAY_S:
-            faults.append(
-                f"the median of {name} must be at most {LONGEST_DELAY_S:g} s, "
-                f"got {np.median(values):.6g} s"
-            )
-    if trace.has("loss_ratio") and trace.mean("loss_ratio") > LARGEST_LOSS:
-        faults.append(f"the mean loss must be at most 50 %, got {trace.mean('loss_ratio'):.3g}")
-    steps_s = np.diff(trace.t_s)
-    if len(steps_s) and float(np.median(steps_s)) > LONGEST_STEP_S:
-        faults.append(
-            f"the usual time between rows must be at most an hour, got {np.median(steps_s):.6g} s"
-        )
+    faults = [
+        fault
+        for column in trace.columns
+        for fault in magnitude_faults(column, trace.series(column))
+    ]
     if faults:
         raise TraceError(
             f"{where}: {faults[0]}; correct the unit of the column, or add --as-is if it is right"

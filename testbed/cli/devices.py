@@ -38,6 +38,7 @@ from fairbed.testbed.lab.permissions import Role
 from fairbed.testbed.lab.service import has_account, running_pid
 from fairbed.testbed.run.broker import enrol_in_run
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.text import NotText, text_of
 from fairbed.wire.transport.address import PASSWORD_VARIABLE, parse_url, without_password
 
 MAX_MINUTES = 7 * 24 * 60
@@ -160,8 +161,8 @@ def _names(options: argparse.Namespace) -> list[str]:
     names = list(options.names)
     if options.all is not None:
         try:
-            text = options.all.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
+            text = text_of(options.all.read_bytes())
+        except (OSError, NotText) as exc:
             raise UsageError(
                 f"{options.all}: must be a text file with one name a line, got {exc}"
             ) from exc

@@ -501,7 +501,6 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     importing.add_argument(
         "--gaps",
         choices=("cut", "hold", "zero"),
-        default="cut",
         help="gaps between rows: leave them out, hold the last values, or a rate of 0 (default "
         "cut)",
     )
@@ -552,7 +551,6 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     importing.add_argument(
         "--queue-discipline",
         choices=("drop-tail", "fq_codel"),
-        default="drop-tail",
         help="kind of these queues (default drop-tail)",
     )
     importing.add_argument("--title", help="one line about the link")

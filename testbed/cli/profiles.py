@@ -54,15 +54,16 @@ from fairbed.profiles.traces.columns import (
     read_drives,
 )
 from fairbed.profiles.traces.drives import parse_split
-from fairbed.profiles.traces.files import parse_trace, read_file
+from fairbed.profiles.traces.files import NAMES, Format, format_of, parse_trace, read_file
 from fairbed.profiles.traces.gaps import GapRule, bridge_gaps
-from fairbed.profiles.traces.iperf import is_iperf, read_iperf
-from fairbed.profiles.traces.mahimahi import is_mahimahi
-from fairbed.profiles.traces.tegrastats import is_tegrastats, read_tegrastats
+from fairbed.profiles.traces.iperf import read_iperf
+from fairbed.profiles.traces.tegrastats import read_tegrastats
+from fairbed.profiles.traces.trace import ONE_WAY
 from fairbed.profiles.traces.units import check_magnitudes
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.emulation.queues import depth_bytes, depth_s
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.file import matching_links
 from fairbed.testbed.units import duration_s, queue_depth, rate_bps
 
 NAME = re.compile(r"[a-z0-9-]{1,32}")
@@ -74,13 +75,15 @@ def import_trace(options: argparse.Namespace) -> int:
     """Write links or devices and their traces, print what was imported; return the exit code."""
     name = options.name or _name_of(options.down)
     _check_name(name)
-    step_s = None if options.step is None else _number("--step", options.step)
+    step_s = _optional("--step", options.step)
     if step_s is not None and step_s <= 0.0:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
     columns = _columns(options.columns)
-    gap_s = None if options.gap is None else _number("--gap", options.gap)
+    gap_s = _optional("--gap", options.gap)
     if options.split is not None and options.up is not None:
         raise UsageError(f"--split: takes one file, got {options.up} too; import each by itself")
+    files = [path for path in (options.down, options.up) if path is not None]
+    _check_formats(options, {path: format_of(read_file(path)) for path in files})
     drives = _drives(options, step_s, columns, gap_s)
     up_notes: list[str] = []
     up = None
@@ -91,7 +94,7 @@ def import_trace(options: argparse.Namespace) -> int:
     numbered = [name] if options.split is None else _numbered(name, len(drives))
     for each, (label, down, notes) in zip(numbered, drives, strict=True):
         try:
-            imports[each] = _imported(options, each, label, down, up, [*notes, *up_notes])
+            imports[each] = _imported(options, each, label, down, up, notes, up_notes)
         except UsageError as exc:
             if len(drives) == 1:
                 raise
@@ -99,7 +102,7 @@ def import_trace(options: argparse.Namespace) -> int:
     if not imports:
         raise UsageError(skipped[0])
     for each, imported in imports.items():
-        _check_imported(options.to / f"{each}.toml", imported)
+        _check_imported(options.to / f"{each}.toml", imported, as_is=options.as_is)
     every = {file: text for one in imports.values() for file, text in one.files.items()}
     _write(options.to, Imported(files=every, found=()), force=options.force)
     labels = dict(zip(numbered, (label for label, _, _ in drives), strict=True))
@@ -110,7 +113,6 @@ def import_trace(options: argparse.Namespace) -> int:
         print(line)
     for line in skipped:
         print(line)
-    path = options.to / f"{numbered[0]}.toml"
     if options.split is not None:
         print(f"wrote {len(imports)} of {len(drives)} drives to {options.to}")
     first = next(iter(imports))
@@ -120,10 +122,122 @@ def import_trace(options: argparse.Namespace) -> int:
             f"wrote {options.to / first}.csv; make a device of it with --profile, or add the lines"
         )
     elif options.profile is not None:
-        print(f"wrote {path}; use it as: profile = {str(path)!r}")
+        print(f"wrote {path}; use it as: profile = {_toml(str(path))}")
+    elif options.split is None:
+        print(f"wrote {path}; use it as: link = {_toml(str(path))}")
     else:
-        print(f"wrote {path}; use it as: link = {str(path)!r}")
+        _print_draw(options.to, [f"{each}.toml" for each in imports])
     return DONE
+
+
+def _print_draw(folder: Path, files: list[str]) -> None:
+    """Print the key with which each device draws one of some links of a folder."""
+    pattern = str(folder / f"{files[0].rpartition('-')[0]}-*.toml")
+    print(f"use them as: link = {_toml(pattern)}; each device draws one")
+    others = sorted({Path(path).name for path in matching_links(pattern)} - set(files))
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        print(
+            f"{pattern}: matches {len(others)} files of earlier imports, too: "
+            f"{', '.join(others[:3])}{more}; remove them, or name the links in a list"
+        )
+
+
+def _toml(text: str) -> str:
+    """Return a text as a value of TOML."""
+    return f"'{text}'" if "'" not in text else msgspec.json.encode(text).decode()
+
+
+_USED_BY: dict[str, tuple[Format, ...]] = {
+    "columns": ("table",),
+    "split": ("table", "iperf3"),
+    "gap": ("table", "iperf3", "tegrastats"),
+    "gaps": ("table", "iperf3", "tegrastats"),
+    "nominal": ("tegrastats",),
+    "interval": ("tegrastats",),
+}
+"""Formats whose files use an option of the import; all files use the other options."""
+
+_OF_LINKS = ("up_rate", "down_rate", "delay", "queue", "queue_discipline", "up")
+"""Options of the import that only a link has, and the second file."""
+
+
+def _check_formats(options: argparse.Namespace, formats: dict[Path, Format]) -> None:
+    """Check that each given option is used by a file.
+
+    Raises:
+        UsageError: One is not.
+    """
+    for option, users in _USED_BY.items():
+        if getattr(options, option) is not None and not set(users) & set(formats.values()):
+            path, got = next(iter(formats.items()))
+            raise UsageError(
+                f"{path}: --{option} is for {' or '.join(map(NAMES.__getitem__, users))}, got "
+                f"{NAMES[got]}; remove it"
+            )
+
+
+def _is_link(trace: Trace) -> bool:
+    """Return whether a trace is that of a link, and not of a device alone."""
+    return has_link(trace) or not PARTS.keys() & trace.columns.keys()
+
+
+def _check_used(options: argparse.Namespace, down: Trace, up: Trace | None) -> None:
+    """Check that each given option changes what is written.
+
+    Raises:
+        ValueError: One does not.
+    """
+    got = ", ".join(down.columns)
+    if options.profile is not None and not PARTS.keys() & down.columns.keys():
+        raise ValueError(
+            f"--profile takes a clock, load or availability, got {got}; remove it, and name the "
+            "link in the experiment"
+        )
+    if options.profile is not None or not _is_link(down):
+        given = [name for name in _OF_LINKS if getattr(options, name) is not None]
+        given += ["title"] if options.title is not None and options.profile is None else []
+        if given:
+            name = "the second file" if given[0] == "up" else f"--{given[0].replace('_', '-')}"
+            kind = "device" if options.profile is not None else "trace of a device"
+            raise ValueError(
+                f"a {kind} has no link, so {name} must not be given, got {got}; remove it"
+                if given[0] != "title"
+                else f"a trace has no title, so --title must not be given, got {got}; remove it"
+            )
+        return
+    if options.delay is not None and down.has("delay_s"):
+        raise ValueError("--delay must not be given beside a column for delay_s; remove one")
+    for name in ("up_rate", "down_rate"):
+        if up is not None and getattr(options, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} must not be given beside {options.up}; remove one")
+
+
+def _unused(
+    options: argparse.Namespace, down: Trace, up: Trace | None, paths: list[Path]
+) -> list[str]:
+    """Return a line for each file with columns that are not used."""
+    if options.profile is not None:
+        unused = {paths[0]: [name for name in down.columns if name not in PARTS]}
+        advice = "a device has the link of its profile; import the link by itself"
+    elif not _is_link(down):
+        return []
+    else:
+        given = {"down_bps": options.down_rate, "up_bps": options.up_rate or up}
+        unused = {
+            paths[0]: [
+                name for name in down.columns if name in PARTS or given.get(name) is not None
+            ]
+        }
+        if up is not None:
+            unused[paths[1]] = [name for name in up.columns if name not in ("up_bps", ONE_WAY)]
+        advice = "a link does not have them, or has others instead"
+    return [
+        f"{path.name}: {', '.join(names)}: not used; {advice}"
+        for path, names in unused.items()
+        if names
+    ]
 
 
 def _of(label: str) -> str:
@@ -156,16 +270,15 @@ def _drives(
         notes: list[str] = []
         return [("", _read(path, options, step_s, columns, gap_s, notes), notes)]
     content, where = read_file(path), str(path)
+    kind = format_of(content)
     try:
         split = parse_split(options.split)
     except ValueError as exc:
         raise UsageError(f"--split: {exc}") from exc
-    if is_iperf(content):
+    if kind == "iperf3":
         found = [
             ("", test.trace, [f"{path.name}: {test.line}"]) for test in read_iperf(content, where)
         ]
-    elif is_mahimahi(content) or is_tegrastats(content):
-        raise UsageError(f"{path}: is one trace without drives, got --split; remove it")
     else:
         chosen = columns or own_columns(content, where)
         if split.column == chosen["t"].name:
@@ -187,7 +300,9 @@ def _drives(
         if len(trace.t_s) > 1 and key not in seen:
             if not options.as_is:
                 check_magnitudes(trace, f"{where}{_of(label)}")
-            kept.append((label, _bridged(path, trace, options.gaps, step_s, gap_s, lines), lines))
+            kept.append(
+                (label, _bridged(path, trace, options.gaps or "cut", step_s, gap_s, lines), lines)
+            )
         seen.add(key)
     if not kept:
         raise UsageError(f"{path}: must have drives of 2 rows or more, got none; check --split")
@@ -205,55 +320,46 @@ def _imported(
     down: Trace,
     up: Trace | None,
     notes: list[str],
+    up_notes: list[str],
 ) -> Imported:
-    rates = {
-        option: None if text is None else _number(option, text)
-        for option, text in (("--up-rate", options.up_rate), ("--down-rate", options.down_rate))
-    }
+    """Return the files of one drive, and append what is not used of it to `notes`."""
+    paths = [path for path in (options.down, options.up) if path is not None]
     if up is not None and not down.has("down_bps") and up.has("down_bps"):
-        down, up = up, down
+        down, up, paths = up, down, paths[::-1]
+    try:
+        _check_used(options, down, up)
+    except ValueError as exc:
+        raise UsageError(f"{options.down}: {exc}") from exc
+    notes += _unused(options, down, up, paths)
     files = " and ".join(path.name for path in (options.down, options.up) if path is not None)
     profile = None if options.profile is None else profiles.load(options.profile)
     kind = "Link" if profile is None else "Device"
     description = Description(
         title=options.title or f"{kind} imported from {files}{_of(label)}",
-        source="; ".join([options.source or f"imported from {files}{_of(label)}", *notes]),
+        source="; ".join(
+            [options.source or f"imported from {files}{_of(label)}", *notes, *up_notes]
+        ),
         licence=options.licence or "not stated at import: ask the owner before publishing",
     )
-    delay_s = None if options.delay is None else _number("--delay", options.delay)
     try:
-        link = None
-        if has_link(down) or not PARTS.keys() & down.columns.keys():
-            link = import_link(
+        if profile is None and _is_link(down):
+            return import_link(
                 name,
                 down,
                 up,
                 description,
-                rates["--up-rate"],
-                delay_s,
+                _optional("--up-rate", options.up_rate),
+                _optional("--delay", options.delay),
                 _queue(options),
-                rates["--down-rate"],
+                _optional("--down-rate", options.down_rate),
             )
-        elif any(rate is not None for rate in rates.values()):
-            raise ValueError(
-                f"must have a rate beside --up-rate or --down-rate, got {', '.join(down.columns)}; "
-                "remove the option"
-            )
-        rest = [column for column in PARTS if column in down.columns]
-        if link is not None and profile is None:
-            if rest:
-                notes.append(f"{', '.join(rest)}: not used by a link; add --profile for a device")
-            return link
-        if link is not None and not rest:
-            raise ValueError(
-                f"--profile takes a clock, load or availability, got {', '.join(down.columns)}; "
-                "remove it, and name the link in the experiment"
-            )
-        if link is not None:
-            notes.append("rates: not used by a device here; import them again without --profile")
         return import_parts(name, down, description, profile, None)
     except ValueError as exc:
         raise UsageError(f"{options.down}: {exc}") from exc
+
+
+def _optional(option: str, text: str | None) -> float | None:
+    return None if text is None else _number(option, text)
 
 
 def _queue(options: argparse.Namespace) -> LinkQueue:
@@ -261,7 +367,7 @@ def _queue(options: argparse.Namespace) -> LinkQueue:
         queue = LinkQueue() if options.queue is None else queue_depth(options.queue)
     except ValueError as exc:
         raise UsageError(f"--queue: {exc}") from exc
-    return replace(queue, discipline=options.queue_discipline)
+    return replace(queue, discipline=options.queue_discipline or "drop-tail")
 
 
 def _columns(text: str | None) -> dict[str, Column] | None:
@@ -281,17 +387,13 @@ def _read(
 ) -> Trace:
     """Return the trace of a file, and append what was changed in it to `notes`."""
     content, where = read_file(path), str(path)
-    if is_mahimahi(content):  # it has no gaps: a time without a packet is a rate of 0
-        if columns is not None or gap_s is not None:
-            raise UsageError(
-                f"{path}: a mahimahi trace has no columns and no gaps, got --columns or --gap; "
-                "remove it"
-            )
+    kind = format_of(content)
+    if kind == "mahimahi":  # it has no gaps: a time without a packet is a rate of 0
         trace = parse_trace(content, where, step_s or MAHIMAHI_STEP_S)
         if not options.as_is:
             check_magnitudes(trace, where)
         return trace
-    if columns is None and is_iperf(content):
+    if kind == "iperf3":
         tests = read_iperf(content, where)
         if len(tests) > 1:
             raise UsageError(
@@ -299,7 +401,7 @@ def _read(
             )
         trace = tests[0].trace
         notes.append(f"{path.name}: {tests[0].line}")
-    elif columns is None and is_tegrastats(content):
+    elif kind == "tegrastats":
         log = read_tegrastats(content, where, _nominal(options), _interval(options))
         trace = log.trace
         notes += [f"{path.name}: {line}" for line in log.lines]
@@ -311,7 +413,7 @@ def _read(
         notes.append(f"{path.name}: {found}")
     if not options.as_is:
         check_magnitudes(trace, where)
-    return _bridged(path, trace, options.gaps, step_s, gap_s, notes)
+    return _bridged(path, trace, options.gaps or "cut", step_s, gap_s, notes)
 
 
 def _nominal(options: argparse.Namespace) -> float | None:
@@ -327,7 +429,7 @@ def _nominal(options: argparse.Namespace) -> float | None:
 
 
 def _interval(options: argparse.Namespace) -> float | None:
-    seconds = None if options.interval is None else _number("--interval", options.interval)
+    seconds = _optional("--interval", options.interval)
     if seconds is not None and seconds <= 0.0:
         raise UsageError(f"--interval: must be more than 0, got {options.interval}; 1s is usual")
     return seconds
@@ -351,13 +453,20 @@ def _bridged(
         raise UsageError(f"{path}: {exc}") from exc
 
 
-def _check_imported(path: Path, imported: Imported) -> None:
-    """Check that the new files can be loaded, before they are written."""
+def _check_imported(path: Path, imported: Imported, *, as_is: bool) -> None:
+    """Check that the new files can be loaded, before they are written.
+
+    Raises:
+        UsageError: They cannot, or have a given rate or delay that is likely of another unit.
+    """
     with tempfile.TemporaryDirectory(prefix="fairbed-import-") as folder:
         _write(Path(folder), imported, force=True)
         if path.name not in imported.files:
             return
         problems = profiles.check(Path(folder) / path.name)
+        if not problems and not as_is:
+            advice = ", or add --as-is if it is right"
+            problems = [line + advice for line in profiles.warnings(Path(folder) / path.name)]
     if problems:
         raise UsageError(problems[0].replace(folder, str(path.parent)))
 
@@ -702,13 +811,16 @@ def _show(options: argparse.Namespace) -> int:
 def _check(names: list[str], *, as_json: bool) -> int:
     paths = [_path(name) for name in names] if names else [profiles.find(name) for name in _names()]
     problems = [problem for path in paths for problem in profiles.check(path, _environ(names))]
+    warned = [line for path in paths for line in profiles.warnings(path, _environ(names))]
     if as_json:
-        print(msgspec.json.encode({"checked": len(paths), "problems": problems}).decode())
+        found = {"checked": len(paths), "problems": problems, "warnings": warned}
+        print(msgspec.json.encode(found).decode())
         return FAILED if problems else DONE
-    for problem in problems:
-        print(problem)
+    for line in (*problems, *(f"warning: {line}" for line in warned)):
+        print(line)
     if not problems:
-        print(f"{len(paths)} checked, no problems")
+        more = f", {len(warned)} warning{'s' * (len(warned) > 1)}" if warned else ""
+        print(f"{len(paths)} checked, no problems{more}")
     return FAILED if problems else DONE
 
 

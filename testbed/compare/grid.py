@@ -49,6 +49,7 @@ from fairbed.testbed.experiment.file import (
     change,
     parse_experiment,
 )
+from fairbed.wire.text import NotText, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -265,11 +266,13 @@ def make_grid(raw: Document, path: Path, settings: Settings = (), seeds: int | N
 
 def _read(path: Path) -> Document:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(text_of(path.read_bytes()))
     except FileNotFoundError as exc:
         raise ExperimentError(f"{path}: there is no such file; examples/grids/ has some") from exc
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
+    except NotText as exc:
+        raise ExperimentError(f"{path}: {exc}") from exc
     except tomllib.TOMLDecodeError as exc:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
 

@@ -46,6 +46,7 @@ from fairbed.testbed.inputs import (
 )
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.wire.plugins import is_of_user, registered
+from fairbed.wire.text import NotText, text_of
 
 BLOCK_BYTES = 1 << 20
 
@@ -161,11 +162,11 @@ def reads_files(experiment: Experiment) -> bool:
 
 def _has_file(group: FleetConfig) -> bool:
     """Return whether a group of devices reads a file that does not ship."""
-    names = [name for name in (group.profile, group.population, group.link) if name]
+    names = [name for name in (group.profile, group.population, *group.links) if name]
     if group.trace or group.exchange_times or any(name.endswith(".toml") for name in names):
         return True
-    with suppress(ProfileError, OSError):
-        return any(f'"{DATA}' in profiles.find(name).read_text("utf-8") for name in names)
+    with suppress(ProfileError, OSError, NotText):
+        return any(f'"{DATA}' in text_of(profiles.find(name).read_bytes()) for name in names)
     return False
 
 

@@ -3,9 +3,12 @@
 Each error is one line: file, key path, rule, value, what to do.
 """
 
+import fnmatch
 import hashlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from glob import glob
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -57,6 +60,7 @@ from fairbed.coordinator.policy.plugins import (
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.availability import parse_hours
 from fairbed.device_agent.privacy import buffers_problem
+from fairbed.profiles import link_names
 from fairbed.profiles.schema import Discipline, QueueBytes, QueueMs
 from fairbed.testbed.emulation.cell import LOWEST_PRIORITY
 from fairbed.testbed.emulation.conditions import Congestion, Outage
@@ -71,6 +75,7 @@ from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.models import GROUP
 from fairbed.wire.plugins import installed, is_path
 from fairbed.wire.tensors import Layout
+from fairbed.wire.text import NotText, text_of
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url, redact
 
 if sys.version_info >= (3, 11):
@@ -150,8 +155,10 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     physical: tuple[DeviceName, ...] = ()
     """Names of physical devices, which join by themselves, each with its own shard; round 1 waits
     for them. Of the other keys only `profile` goes with it: their recorded profile, for replays."""
-    link: str | None = None
-    """Name of a link; not set: the profile's link."""
+    link: str | Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
+    """Name of a link, or path of a `.toml`; of several, each device draws one with the seed
+    `traces` and its name. `*` stands for any text: `trace-*`, `city-*.toml`. Not set: the
+    profile's link."""
     trace: Annotated[str, Meta(min_length=1)] | None = None
     """Rates over time, from a file or `data:SET/TRACE`; they replace the rates of the link."""
     cell: CellName | None = None
@@ -197,6 +204,8 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._check_physical()
+        if twice := next((name for name in self.links if self.links.count(name) > 1), None):
+            raise ValueError(f"link: links must differ, got {twice!r} twice; remove one")
         if (self.model is None) != (self.theta is None):
             raise ValueError(
                 'theta must be given with model = "linear" and only then, got '
@@ -263,6 +272,16 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     def size(self) -> int:
         """Number of devices of the group."""
         return len(self.physical) or self.count
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Names of the links of which each device has one; empty takes those of the profiles."""
+        return (self.link,) if isinstance(self.link, str) else self.link or ()
+
+    @property
+    def draws_link(self) -> bool:
+        """Whether each device draws its link."""
+        return isinstance(self.link, tuple)
 
 
 class ReplayConfig(Section, frozen=True, kw_only=True):
@@ -581,7 +600,7 @@ def read_document(path: Path) -> dict[str, Any]:
         ExperimentError: The file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(text_of(path.read_bytes()))
     except FileNotFoundError as exc:
         raise ExperimentError(
             f"{path}: there is no such file; `fairbed init` writes one and `fairbed examples` has "
@@ -589,8 +608,8 @@ def read_document(path: Path) -> dict[str, Any]:
         ) from exc
     except OSError as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
+    except NotText as exc:
+        raise ExperimentError(f"{path}: {exc}") from exc
     except tomllib.TOMLDecodeError as exc:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
 
@@ -703,6 +722,7 @@ def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
         experiment = msgspec.convert(raw, Experiment)
     except msgspec.ValidationError as exc:
         raise ExperimentError(f"{where}: {explain(exc, raw, Experiment)}") from exc
+    experiment = _with_links(experiment, where)
     if experiment.replay.training is not None:
         return experiment
     # The resolved file always has `[data]`, so the meaning of its absence is recorded here.
@@ -710,6 +730,51 @@ def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
     training = has_data or experiment.trains_in_replay
     replay = msgspec.structs.replace(experiment.replay, training=training)
     return msgspec.structs.replace(experiment, replay=replay)
+
+
+def _with_links(experiment: Experiment, where: str) -> Experiment:
+    """Return the experiment with the names of the links in place of patterns.
+
+    So a stored experiment names its links, and a link that is added later changes no draw.
+
+    Raises:
+        ExperimentError: A pattern matches no link, or a link is named twice.
+    """
+    fleet = list(experiment.fleet)
+    for number, group in enumerate(fleet):
+        if not any(ANY in name for name in group.links):
+            continue
+        try:
+            links = tuple(link for name in group.links for link in matching_links(name))
+            fleet[number] = msgspec.structs.replace(group, link=links)
+        except ValueError as exc:
+            raise ExperimentError(f"{where}: fleet[{number}].{exc}") from exc
+    return msgspec.structs.replace(experiment, fleet=tuple(fleet))
+
+
+ANY = "*"
+"""Any text in a pattern of links."""
+
+
+def matching_links(pattern: str) -> list[str]:
+    """Return the links of a pattern, sorted: files if it ends with `.toml`, or shipped ones.
+
+    Raises:
+        ValueError: There is none.
+    """
+    literal = re.sub(r"([?\[])", r"[\1]", pattern)
+    if ANY not in pattern:
+        return [pattern]
+    is_file = pattern.endswith(".toml")
+    found = sorted(glob(literal)) if is_file else fnmatch.filter(link_names(), literal)
+    if not found:
+        of_files = "" if is_file else '; a pattern of files ends with .toml: "city-*.toml"'
+        raise ValueError(
+            f"link: must match a link, got {pattern!r}, which matches "
+            f"{'no file' if is_file else 'none of ' + ', '.join(link_names())}"
+            f"{of_files or '; check the path'}"
+        )
+    return found
 
 
 def _without_none(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Plan the fleet of an experiment: the devices and the profile, link and seed of each."""
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import msgspec
 import numpy as np
 
 from fairbed import profiles
-from fairbed.coordinator.store.tables import TruthRow
+from fairbed.coordinator.store.tables import DRAWN_LINK, TruthRow
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.availability import DAY_S, parse_hours, parse_time
 from fairbed.profiles import DeviceTracks, Link, Profile, Quantity, Varying, device_tracks
@@ -17,6 +18,7 @@ from fairbed.profiles.exchange_log import ExchangeLog, read_exchange_log
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.traces.files import read_file
+from fairbed.profiles.traces.units import magnitude_faults
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without
 from fairbed.testbed.emulation.cell import Cell, lines_of
@@ -82,6 +84,8 @@ class PlannedDevice:
     levels: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """Factors on the durations of download, computing and upload (`testbed.experiment.noise`);
     the tracks and the `spec` have those of the link already."""
+    drawn_link: str | None = None
+    """Name of its link, of several; None is the only one of its group, or that of its profile."""
 
     @property
     def schedule(self) -> Schedule:
@@ -163,7 +167,12 @@ class PlannedDevice:
             delay_s=link.delay_s if link else 0.0,
             malicious=None if self.spec.attack is None else self.spec.attack.kind,
             details=msgspec.json.encode(
-                {"profile": profile, "link": link, "attack": self.spec.attack}
+                {
+                    DRAWN_LINK: self.drawn_link,
+                    "profile": profile,
+                    "link": link,
+                    "attack": self.spec.attack,
+                }
             ).decode(),
         )
 
@@ -266,7 +275,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
                 f'"{group.model}"; use fairbed replay'
             )
         device_profiles = _profiles(group, stream(experiment.seed_for("fleet"), number))
-        own_link = None if group.link is None else profiles.load_link(group.link).link
+        own_links = [profiles.load_link(link).link for link in group.links]
         outages = tuple(
             OutageWindow(o.start_s, o.start_s + o.duration_s, o.kind) for o in group.outage
         )
@@ -275,7 +284,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             _check_names(number, prefix, names, experiment.physical)
         members.append(names)
         for name, profile in zip(names, device_profiles, strict=True):
-            link = own_link or (profile.link if profile is not None else None)
+            own = drawn_link(experiment.seed_for("traces"), name, len(own_links) or 1)
+            link = own_links[own] if own_links else None if profile is None else profile.link
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
             link = _queued(link, group, number)
@@ -308,10 +318,39 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
                 outages,
                 is_physical=bool(group.physical),
                 levels=levels,
+                drawn_link=group.links[own] if group.draws_link else None,
             )
             devices.append(planned.with_is_driven())
     attacks = attacks_of(experiment, members)
     return [device.with_attack(attacks.get(device.spec.name)) for device in devices]
+
+
+MOST_LINES = 5
+"""Most numbers of links that a run lists as unlikely."""
+
+
+def unlikely_numbers(devices: Sequence[PlannedDevice]) -> list[str]:
+    """Return the numbers of links that are likely those of another unit, one line each."""
+    lines = list[str]()
+    for device in {device.link: device for device in reversed(devices)}.values():
+        link = device.tracks.link
+        for column in () if link is None else ("down_bps", "up_bps", "delay_s", "loss_ratio"):
+            for fault in magnitude_faults(column, getattr(link, column), has_rows=False):
+                lines.append(f"{device.spec.name}: {fault}; check the unit in its link")
+    more = [f"and {len(lines) - MOST_LINES} more such numbers"] if len(lines) > MOST_LINES else []
+    return [*lines[:MOST_LINES], *more]
+
+
+def drawn_link(seed: int, device: str, count: int) -> int:
+    """Return the place of the link that a device draws of `count`; other devices do not matter.
+
+    Args:
+        seed: The seed `traces`.
+        device: Name of the device.
+        count: Number of links.
+    """
+    digest = hashlib.sha256(f"{seed}:link:{device}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % count
 
 
 def _levels(experiment: Experiment, row: int) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fairbed.coordinator.policy.config import Section
+from fairbed.wire.text import NotText, text_of
 from fairbed.wire.transport.address import is_loopback
 
 if sys.version_info >= (3, 11):
@@ -121,11 +122,13 @@ def address_problem(url: str, *, allows_plain: bool) -> str | None:
 
 def _own_config(path: str) -> NotifyConfig:
     try:
-        document: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text("utf-8"))
+        document: dict[str, Any] = tomllib.loads(text_of(Path(path).expanduser().read_bytes()))
         return msgspec.convert(document, NotifyConfig)
     except OSError as exc:
         problem = f"must be a file that can be read: {exc.strerror or exc}"
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+    except NotText as exc:
+        problem = str(exc)
+    except tomllib.TOMLDecodeError as exc:
         problem = f"not valid TOML: {exc}"
     except msgspec.ValidationError as exc:
         problem = str(exc).replace("`", "")
@@ -144,8 +147,8 @@ def _address(webhook: str, where: str, environ: Mapping[str, str]) -> str:
         return found
     path = webhook.removeprefix(FILE)
     try:
-        found = Path(path).expanduser().read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
+        found = text_of(Path(path).expanduser().read_bytes()).strip()
+    except (OSError, NotText) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is no text"
         raise NotifyError(
             f"{where}: webhook must name a file with an address, got {path}: {why}; write the "

@@ -47,7 +47,8 @@ deadline_s = 60.0                  # an update that comes later is dropped
 [emulation]
 host_core_speed = "auto"           # measured once per machine
 
-{replay}# The devices: `fairbed profiles list` has all profiles and populations.
+{replay}# The devices: `fairbed profiles list` has all profiles, populations and links.
+# With link = "city-*.toml", or a list of links, each device of a group draws one of them.
 """
 
 _REPLAY = """\

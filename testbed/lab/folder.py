@@ -43,6 +43,7 @@ from fairbed.testbed.lab.identities import (
 )
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.signature import new_secret, task_key
+from fairbed.wire.text import NotText, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -241,11 +242,13 @@ def open_lab(given: Path | None = None, environment: Mapping[str, str] = os.envi
     folder = find_lab(given, environment)
     path = folder / SETTINGS_FILE
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = tomllib.loads(text_of(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise LabError(
             f"{folder}: must be the folder of a lab, got none; make one with: fairbed lab init"
         ) from exc
+    except NotText as exc:
+        raise LabError(f"{path}: {exc}") from exc
     except (OSError, ValueError) as exc:
         raise LabError(f"{path}: must be a TOML file, got {_cause(exc)}") from exc
     version = found.get("version")

@@ -30,6 +30,7 @@ from fairbed.testbed.experiment.fleet import (
     attacks_of,
     exchange_log_of,
     plan_fleet,
+    unlikely_numbers,
 )
 from fairbed.testbed.experiment.shards import FleetData, load_examples
 from fairbed.testbed.inputs import InputReader, Inputs
@@ -91,6 +92,8 @@ class ReplaySetup:
     """The task; None if the world does not depend on it."""
     left_out: str | None = None
     """What this replay leaves out of the fleet's links, as a line; None is nothing."""
+    unlikely: Sequence[str] = ()
+    """Numbers of links that are likely those of another unit, as lines."""
     inputs: Inputs = field(default_factory=Inputs)
     """Hashes of what was read."""
 
@@ -102,6 +105,8 @@ class ReplaySetup:
         yield from source_findings(self.inputs)
         if self.left_out is not None:
             yield PreflightFinding("not-replayed", self.left_out, "warning")
+        for line in self.unlikely:
+            yield PreflightFinding("magnitude", line, "warning")
         if self.artifact is not None:
             yield from engine_findings(self.artifact)
         replay, rule = self.experiment.replay, self.experiment.training.rule
@@ -346,6 +351,7 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
         powers=powers,
         artifact=artifact,
         left_out=not_replayed(devices, experiment.emulation.congestion),
+        unlikely=unlikely_numbers(devices),
     )
 
 

@@ -17,13 +17,13 @@ import numpy as np
 from fairbed import profiles
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.random_streams import uniforms
-from fairbed.coordinator.store.tables import DeviceRow, Record, TruthRow
+from fairbed.coordinator.store.tables import DRAWN_LINK, DeviceRow, Record, TruthRow
 from fairbed.profiles import Link, Population
 from fairbed.profiles.sampling import columns
 from fairbed.profiles.tracks import DAY_S
 from fairbed.testbed.emulation.power import POWERS, PhasePower, phase_powers
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
-from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
+from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, drawn_link, stream
 from fairbed.testbed.experiment.noise import device_levels
 from fairbed.testbed.replay.world.columns import (
     AvailabilityCycles,
@@ -65,12 +65,15 @@ class DeviceNames(Sequence[str]):
         at = row + len(self) if row < 0 else row
         if not 0 <= at < len(self):
             raise IndexError(f"row must be below {len(self)}, got {row}")
-        group = self.group(at)
-        return f"{self._prefixes[group]}-{at - self._starts[group] + 1}"
+        return f"{self._prefixes[self.group(at)]}-{at - self.first(at) + 1}"
 
     def group(self, row: int) -> int:
         """Return the group of a row, 0 for the first."""
         return bisect_right(self._starts, row) - 1
+
+    def first(self, row: int) -> int:
+        """Return the first row of the group of a row."""
+        return self._starts[self.group(row)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class VectorFleet:
     means: MeanConditions
     availability: AvailabilityCycles
     powers: PowerColumns
+    drawn: Sequence[tuple[Sequence[str], Ints]]
+    """Of each group the links of which its devices drew, and their places, shape (n,)."""
     lossy: tuple[str, ...] = ()
     """Groups whose links lose packets, which a replay of so many devices leaves out."""
 
@@ -138,6 +143,7 @@ class VectorFleet:
         names = [column.name for column in fields(MeanConditions)]
         numbers = {name: float(getattr(means, name)[row]) for name in names}
         numbers |= {"available": float(self.availability.share[row])}
+        details = {DRAWN_LINK: self._drawn_link(row), **numbers}
         capabilities = {"machine": "replayed", "model": population, "cores": cores}
         return [
             DeviceRow(
@@ -158,9 +164,13 @@ class VectorFleet:
                 up_bps=float(means.up_bps[row]),
                 delay_s=float(means.delay_s[row]),
                 malicious=None,
-                details=msgspec.json.encode(numbers).decode(),
+                details=msgspec.json.encode(details).decode(),
             ),
         ]
+
+    def _drawn_link(self, row: int) -> str | None:
+        links, places = self.drawn[self.names.group(row)]
+        return links[places[row - self.names.first(row)]] if links else None
 
 
 def is_vector_fleet(experiment: Experiment) -> bool:
@@ -207,12 +217,17 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
             f"emulation.unavailable_as: must be unwilling for over {MAX_EMULATED:,} devices, "
             "got unplugged"
         )
+    seed = experiment.seed_for("traces")
     drawn = [
-        _drawn(group, population, stream(experiment.seed_for("fleet"), number))
-        for number, (_, group, population) in enumerate(groups)
+        _drawn(
+            group,
+            population,
+            stream(experiment.seed_for("fleet"), number),
+            _places(seed, prefix, group),
+        )
+        for number, (prefix, group, population) in enumerate(groups)
     ]
     rows = np.arange(experiment.devices, dtype=np.int64)
-    seed = experiment.seed_for("traces")
     numbers = _joined([group.numbers for group in drawn])
     down, compute, up = device_levels(experiment.noise, seed, rows)
     for key, level in (("down_bps", down), ("per_core", compute), ("up_bps", up)):
@@ -230,6 +245,10 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
             np.concatenate([group.powers[0] for group in drawn]),
             np.concatenate([group.powers[1] for group in drawn]),
         ),
+        [
+            (group.links if group.draws_link else (), found.places)
+            for (_, group, _), found in zip(groups, drawn, strict=True)
+        ],
         tuple(prefix for (prefix, _, _), group in zip(groups, drawn, strict=True) if group.loses),
     )
 
@@ -248,11 +267,24 @@ class _Drawn:
     """`transfer_w` and `compute_w`."""
     loses: bool
     """Links lose packets."""
+    places: Ints
+    """Place of each device's link among those of the group."""
 
 
-def _drawn(group: FleetConfig, population: Population, rng: np.random.Generator) -> _Drawn:
+def _places(seed: int, prefix: str, group: FleetConfig) -> Ints:
+    """Return the place of the link of each device, shape (n,)."""
+    if not group.draws_link:
+        return np.zeros(group.count, dtype=np.int64)
+    names = (f"{prefix}-{number}" for number in range(1, group.count + 1))
+    places = (drawn_link(seed, name, len(group.links)) for name in names)
+    return np.fromiter(places, dtype=np.int64, count=group.count)
+
+
+def _drawn(
+    group: FleetConfig, population: Population, rng: np.random.Generator, places: Ints
+) -> _Drawn:
     n, found = group.count, columns(population, group.count, rng)
-    link = None if group.link is None else profiles.load_link(group.link).link
+    links = [profiles.load_link(name).link for name in group.links]
     none = np.zeros(n)
     numbers = {
         "per_core": found["core_speed"],
@@ -263,7 +295,7 @@ def _drawn(group: FleetConfig, population: Population, rng: np.random.Generator)
         "storage_bytes_per_s": found["storage_read_bytes_per_s"],
         "cold_start_s": np.full(n, np.nan),
         **{
-            name: found.get(f"link.{name}", none) if link is None else _fixed(link, name, n)
+            name: _of_links(links, name)[places] if links else found.get(f"link.{name}", none)
             for name in ("down_bps", "up_bps", "delay_s", "jitter_s")
         },
     }
@@ -274,12 +306,13 @@ def _drawn(group: FleetConfig, population: Population, rng: np.random.Generator)
             np.divide(availability.session_s.value, share, out=cycle_s, where=share > 0.0)
     watts = {key: found[f"energy.{key}"] for key in POWERS if f"energy.{key}" in found}
     powers = phase_powers(watts, found["engine_threads"] / found["cores"])
-    loss = found.get("link.loss_ratio", none) if link is None else np.array([link.loss_ratio])
-    return _Drawn(numbers, share, cycle_s, powers, loses=bool(loss.any()))
+    loss = _of_links(links, "loss_ratio") if links else found.get("link.loss_ratio", none)
+    return _Drawn(numbers, share, cycle_s, powers, loses=bool(loss.any()), places=places)
 
 
-def _fixed(link: Link, name: str, n: int) -> Floats:
-    return np.full(n, float(getattr(link, name)))
+def _of_links(links: Sequence[Link], name: str) -> Floats:
+    """Return a number of each link, shape (L,)."""
+    return np.array([float(getattr(link, name)) for link in links])
 
 
 def _joined(groups: Sequence[dict[str, Floats]]) -> dict[str, Floats]:

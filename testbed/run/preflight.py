@@ -40,7 +40,7 @@ from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
 from fairbed.testbed.emulation.placement import fitting_dilation as fitting_dilation_on
 from fairbed.testbed.emulation.placement import place
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
-from fairbed.testbed.experiment.fleet import PlannedDevice
+from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
 from fairbed.wire.artifact import Artifact
 
@@ -356,6 +356,8 @@ def preflight_findings(
     found = settings_findings(msgspec.structs.replace(experiment, fleet=fleet), trains=True)
     # The coordinator examines the rate itself, again and again: it is an alert.
     yield from (finding for finding in found if finding.kind != "infeasible")
+    for problem in unlikely_numbers(devices):
+        yield PreflightFinding("magnitude", problem, "warning")
     if backend is not None:
         others = "".join(f"; {name} was rejected: {why}" for name, why in backend.rejected.items())
         yield PreflightFinding(

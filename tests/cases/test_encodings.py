@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from fairbed import profiles
+from fairbed.device_agent.config import load_config
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.exchange_log import parse_log_columns, read_exchange_log
 from fairbed.profiles.text import TextError, open_text
 from fairbed.profiles.traces.columns import parse_columns, read_columns
 from fairbed.profiles.traces.files import read_file, read_trace
+from fairbed.testbed.compare.grid import load_grid
 from fairbed.testbed.experiment.data import DataConfig, is_source
 from fairbed.testbed.experiment.datasets import DatasetError, load
+from fairbed.testbed.experiment.file import load_experiment
 
 CASES = Path(__file__).parent
 
@@ -138,7 +143,32 @@ def test_a_mahimahi_trace_has_the_same_rate(variation: str, tmp_path: Path) -> N
     assert read_trace(CASES / "files" / "m_bom.down").period_s == 1.0
 
 
+TWICE: dict[str, Callable[[bytes], bytes]] = {
+    "gz gz": lambda content: gzip.compress(gzip.compress(content)),
+    "zip zip": lambda content: zipped(zipped(content, "a.csv"), "a.zip"),
+    "zip gz": lambda content: zipped(gzip.compress(content), "a.csv.gz"),
+    "gz zip": lambda content: gzip.compress(zipped(content, "a.csv")),
+    "bz2 xz": lambda content: bz2.compress(lzma.compress(content)),
+    "xz zst": lambda content: lzma.compress(zstd(content)),
+    "gz three times": lambda content: gzip.compress(gzip.compress(gzip.compress(content))),
+}
+
 REFUSED = {
+    **{
+        name: (pack(OURS.encode()), "must be packed once, got a packed file in it; unpack it once")
+        for name, pack in TWICE.items()
+    },
+    "lzma": (lzma.compress(OURS.encode(), lzma.FORMAT_ALONE), "got an LZMA file; unpack it, and"),
+    "zlib": (zlib.compress(OURS.encode()), "must be text, got a stream of zlib; unpack it"),
+    "web page": (b"\n<!DOCTYPE html>\n<html>", "got a web page; download the file itself, not"),
+    "git lfs": (
+        b"version https://git-lfs.github.com/spec/v1\noid 1\n",
+        "a pointer of Git LFS; get",
+    ),
+    "pcap": (b"\xd4\xc3\xb2\xa1" + bytes(40), "must be text, got a capture of packets"),
+    "png": (b"\x89PNG\r\n\x1a\n" + bytes(40), "must be text, got a picture"),
+    "utf-32 without bom": (OURS.encode("utf-32-le"), "must be text, got a zero byte; save it"),
+    "ebcdic": (OURS.encode("cp500"), "row 1: must be UTF-8 text, got byte 0x"),
     "utf-16 without bom": (OURS.encode("utf-16-le"), "got UTF-16LE without one; convert it: iconv"),
     "utf-16-be without bom": (OURS.encode("utf-16-be"), "got UTF-16BE without one"),
     "latin-1": ("t_s,größe\n".encode("latin-1"), "row 1: must be UTF-8 text, got byte 0xf6; save"),
@@ -207,3 +237,142 @@ def test_a_packed_table_is_a_source(name: str, tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
     assert load(DataConfig(source=str(path), label="kind"), 0, {}).classes == 3
     assert is_source(str(path))
+
+
+def settings_of(path: Path) -> object:
+    return load_experiment(path).resolved_toml()
+
+
+def link_of(path: Path) -> object:
+    link = profiles.load_link(path).link
+    assert profiles.check(path) == []
+    return link
+
+
+def grid_of(path: Path) -> object:
+    return load_grid(path).arms
+
+
+def agent_of(path: Path) -> object:
+    return load_config(path, {})
+
+
+LINK = 'title = "Größe"\nlicence = "CC0"\n[link]\n' + "".join(
+    f'{key} = {{ value = {value}, tag = "measured", source = "größe" }}\n'
+    for key, value in (("down_bps", 1e6), ("up_bps", 2e6), ("delay_s", 0.01))
+)
+SETTINGS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "experiment": (settings_of, '# größe\nname = "e"\nrounds = 3\n[selection]\nper_round = 2\n'),
+    "link": (link_of, LINK),
+    "agent": (agent_of, '# größe\nbroker_url = "mqtts://a:b@host"\nname = "pi-1"\n'),
+    "grid": (
+        grid_of,
+        '# größe\nseeds = 2\n[experiment]\nname = "e"\nrounds = 2\n[[experiment.fleet]]\n'
+        'profile = "raspberry-pi-4b"\ncount = 4\n[experiment.selection]\nper_round = 2\n'
+        '[[arm]]\nname = "a"\n[[arm]]\nname = "b"\nset = { rounds = 3 }\n',
+    ),
+}
+EDITORS = {name: ENCODED[name] for name in ENCODED if not name.startswith(("gzip", "xz", "b", "z"))}
+EDITORS = {name: code for name, code in EDITORS.items() if "gzip" not in name and name != "zstd"}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("editor", EDITORS)
+def test_a_file_of_settings_is_read_as_an_editor_wrote_it(
+    editor: str, kind: str, tmp_path: Path
+) -> None:
+    read, text = SETTINGS[kind]
+    path = tmp_path / "a.toml"
+    path.write_text(text, "utf-8")
+    expected = read(path)
+    path.write_bytes(EDITORS[editor](text))
+    assert read(path) == expected
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16-le", "utf-16-be", "utf-32-le", "cut"])
+def test_settings_in_another_encoding_are_one_true_line(
+    encoding: str, kind: str, tmp_path: Path
+) -> None:
+    read, text = SETTINGS[kind]
+    path = tmp_path / "a.toml"
+    path.write_bytes(text.encode("utf-16")[:-1] if encoding == "cut" else text.encode(encoding))
+    with pytest.raises(Exception, match=r"a\.toml: must be UTF-") as caught:
+        read(path)
+    assert "save it as UTF-8" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "row", ['1.5, "{}, a"', '1.5,  "{}, a" ', '1.5,"{}, a"', ' "1.5","{}, a"', '"1.5", "{}, a"']
+)
+def test_a_space_before_a_quote_is_no_part_of_the_value(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    rows = [row.format(kind).replace("1.5", str(k)) for k, kind in enumerate(("ash", "oak") * 4)]
+    path.write_text("h,kind\n" + "\n".join(rows) + "\n")
+    data = load(DataConfig(source=str(path), label="kind"), 0, {})
+    assert data.x.ravel().tolist() == list(range(8))
+    assert [name for name, _ in data.class_counts()] == ["ash, a", "oak, a"]
+
+
+def test_a_space_before_a_quote_in_a_late_row_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("h,kind\n" + '1.5,"ash"\n2.5,"oak"\n' * 20_000 + '1.5, "ash"\n')
+    with pytest.raises(DatasetError, match="row 40002: must have no space between a separator"):
+        load(DataConfig(source=str(path), label="kind"), 0, {})
+
+
+TEXTS: dict[str, tuple[str, list[float] | str]] = {
+    "sep=;": ("sep=;\nt;r\n0;1,5\n1;2\n", [1.5, 2.0]),
+    "quoted sep=": ('"sep=,"\nt,r\n0,1\n1,2\n', [1.0, 2.0]),
+    "quoted decimal commas": ('t,r\n"0,0","1,5"\n"1,0","2,5"\n', [1.5, 2.5]),
+    "blank lines": ("\n\nt,r\n\n0,1\n\n1,2\n\n", [1.0, 2.0]),
+    "comma at every end": ("t,r,\n0,1,\n1,2,\n", [1.0, 2.0]),
+    "mixed ends": ("t,r\r\n0,1\n1,2\r2,3\n", [1.0, 2.0, 3.0]),
+    "cr cr lf": ("t,r\r\r\n0,1\r\r\n1,2\r\r\n", [1.0, 2.0]),
+    "no-break space": ("t,\u00a0r\n0,1\n1,2\n", [1.0, 2.0]),
+    "exponents": ("t,r\n0,1e1\n1,2E0\n", [10.0, 2.0]),
+    "plus": ("t,r\n0,+1\n1,.5\n", [1.0, 0.5]),
+    "comma in a name": ("t;r;x, y\n0;1;a\n1;2;b\n", [1.0, 2.0]),
+    "underscore": ("t,r\n0,1_5\n1,2\n", "r must be a number, got '1_5'"),
+    "units below the header": ("t,r\ns,Mbit/s\n0,1\n", "t must be a number, got 's'"),
+    "title": ("My log\nt,r\n0,1\n", "must have the column 't', got 'My log'"),
+    "comma at the end of rows": ("t,r\n0,1,\n1,2,\n", "row 2: must have 2 values, got 3"),
+    "footer": ("t,r\n0,1\nTotal,3\n", "t must be a number, got 'Total'"),
+    "two files in one": ("t,r\n0,1\nt,r\n1,2\n", "t must be a number, got 't'"),
+    "spaces": ("t r\n0 1\n", "must have the column 't', got 't r'"),
+    "unquoted decimal commas": ("t,r\n0,0,1,5\n", "must have 2 values, got 4"),
+    "thousands": ("t;r\n0;1.234.567\n", "r must be a number, got '1.234.567'"),
+    "apostrophes": ("t;r\n0;1'234\n", 'r must be a number, got "1\'234"'),
+    "thin spaces": ("t;r\n0;1\u202f234\n", "r must be a number, got"),
+    "both marks": ("t;r\n0;1,5\n1;2.5\n", "must have decimal points or decimal commas"),
+    "unit in a cell": ("t;r\n0;1 Mbps\n", "r must be a number, got '1 Mbps'"),
+    "error of a sheet": ("t;r\n0;#DIV/0!\n", "r must be a number, got '#DIV/0!'"),
+    "below a limit": ("t;r\n0;<1\n", "r must be a number, got '<1'"),
+    "code of missing": ("t;r\n0;-999\n", "r must be from 0 to 1e+12"),
+    "hexadecimal": ("t;r\n0;0x10\n", "r must be a number, got '0x10'"),
+    "fortran": ("t;r\n0;1d3\n", "r must be a number, got '1d3'"),
+    "infinite": ("t;r\n0;Infinity\n", "r must be from 0 to 1e+12"),
+    "open quote": ('t,r\n0,"1\n1,2\n', "r must be a number, got '1"),
+    "zero width": ("t,\u200br\n0,1\n", "must have the column 'r'"),
+    "byte order mark in a row": ("t,r\n0,1\n\ufeff1,2\n", "t must be a number, got '\\ufeff1'"),
+    "line separator": ("t,r\n0,1\u20281,2\n", "must have 2 values, got 3"),
+    "end of file of DOS": ("t,r\n0,1\n\x1a", "row 3: must have 2 values, got 1"),
+    "json": ('[{"t":0,"r":1}]', "must have the column 't'"),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_table_is_read_right_or_is_one_line(case: str, tmp_path: Path) -> None:
+    text, expected = TEXTS[case]
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    named = parse_columns("t=t:s,rate=r:mbit")
+    if isinstance(expected, list):
+        trace = read_columns(read_file(path), "a.csv", named).trace
+        assert (trace.columns["bps"] / 1e6).tolist() == expected
+        return
+    with pytest.raises(TraceError) as caught:
+        read_columns(read_file(path), "a.csv", named)
+    assert expected in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

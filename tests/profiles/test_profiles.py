@@ -339,8 +339,8 @@ def test_check_reports_every_problem(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "board.toml"
-    path.write_bytes(b"\xff\xfe")
-    assert profiles.check(path)[0].startswith(f"{path}: must be a readable UTF-8 file, got ")
+    path.write_bytes(b"\xe4")
+    assert profiles.check(path)[0].startswith(f"{path}: must be UTF-8 text, got byte 0xe4 in row 1")
 
 
 def test_the_example_of_the_docs_is_a_profile(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from fairbed.coordinator.report.quantities import (
     size,
 )
 from fairbed.coordinator.store.reader import ContextMeans
-from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, MetricRow
+from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, MetricRow, TruthRow
 from fairbed.coordinator.tui.filters import Field, Filter
 from fairbed.coordinator.tui.phase_spans import PHASES, WORDS
 from fairbed.coordinator.tui.screens.device_log import DeviceLogScreen
@@ -493,6 +493,12 @@ def _of(measured: str, nominal: str | None) -> str:
     return measured if nominal in (None, MISSING) else f"{measured} of {nominal}"
 
 
+def _link(truth: TruthRow | None) -> str:
+    """Return the link that the device drew, if it drew one."""
+    name = None if truth is None else truth.drawn_link
+    return "" if name is None else f", drew {name}"
+
+
 def _personal(device: DeviceView) -> str:
     """Return accuracy or error of the personal model, if there is one."""
     found = device.personal
@@ -527,7 +533,7 @@ def device_facts(
         (
             "links",
             f"{_of(bandwidth(device.downlink_bps), down)} down, "
-            f"{_of(bandwidth(device.uplink_bps), up)} up, bit/s",
+            f"{_of(bandwidth(device.uplink_bps), up)} up, bit/s{_link(truth)}",
         ),
         ("memory", _of(size(device.rss_bytes), size(memory_bytes))),
         ("temperature", f"{heat}{pace}{slowed}"),

@@ -18,6 +18,7 @@ from fairbed.profiles.text import (
     TextError,
     dialect_of,
     open_text,
+    plain_quotes,
 )
 from fairbed.testbed.experiment.datasets.columns import (
     Choice,
@@ -123,15 +124,18 @@ def _open_csv(path: Path) -> _Table:
 
     limit, marks = EXPANSION * free_bytes(), DecimalMarks()
 
-    def text() -> Any:
-        return pa.PythonFile(open_text(path.open("rb"), str(path), limit), mode="r")
-
-    with text() as file:
-        dialect = dialect_of(file.read(HEAD_BYTES).decode("utf-8", "ignore"), comments=False)
+    with open_text(path.open("rb"), str(path), limit) as head:
+        dialect = dialect_of(head.read(HEAD_BYTES).decode("utf-8", "ignore"), comments=False)
     if dialect is None:
         raise DatasetError(str(path), "must have a header and rows, got none", "add examples")
+    delimiter = dialect.delimiter
+
+    def text() -> Any:
+        file = open_text(path.open("rb"), str(path), limit)
+        return pa.PythonFile(plain_quotes(file, delimiter), mode="r")
+
     read = csv.ReadOptions(skip_rows=dialect.row - 1)
-    parse = csv.ParseOptions(newlines_in_values=True, delimiter=dialect.delimiter)
+    parse = csv.ParseOptions(newlines_in_values=True, delimiter=delimiter)
     with text() as file, csv.open_csv(file, read_options=read, parse_options=parse) as reader:
         raw = list(reader.schema.names)
     names = [name.strip().strip('"') or f"Unnamed: {k}" for k, name in enumerate(raw)]

@@ -80,7 +80,7 @@ def test_a_bad_file_has_one_line_that_says_where_and_why(
 
 def test_an_unreadable_file_is_named(file: Path) -> None:
     file.write_bytes(b"\xff")
-    with pytest.raises(KeysError, match="must be a readable text"):
+    with pytest.raises(KeysError, match="must be UTF-8 text, got byte 0xff"):
         read_keys(file)
 
 

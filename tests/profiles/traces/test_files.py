@@ -89,11 +89,11 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 def test_a_huge_file_is_refused_unread(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.csv{ending}"
     if ending:
-        path.write_bytes(lzma.compress(bytes(MAX_BYTES + 1), preset=0))
+        path.write_bytes(lzma.compress(b"1" * (MAX_BYTES + 1), preset=0))
     else:
         with path.open("wb") as file:
             file.truncate(MAX_BYTES + 1)  # a sparse file
-    with pytest.raises(TraceError, match=r"must be at most 100 MB, got 100 MB or more; shorten it"):
+    with pytest.raises(TraceError, match=r"must be at most 100 MB.*, got .*more; "):
         TraceReader({}).trace(str(path))
 
 

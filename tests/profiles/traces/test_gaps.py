@@ -41,7 +41,7 @@ def test_a_gap_is_a_rate_of_zero_and_other_numbers_hold() -> None:
 
 def test_a_trace_without_a_rate_has_no_zero() -> None:
     clock = trace([0.0, 1.0, 2.0, 900.0], 901.0, "clock_ratio")
-    with pytest.raises(ValueError, match=r"in a trace with a rate, got clock_ratio; cut or hold$"):
+    with pytest.raises(ValueError, match=r"with a rate, got clock_ratio; take cut or hold$"):
         bridge_gaps(clock, "zero")
 
 

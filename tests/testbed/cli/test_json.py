@@ -93,7 +93,8 @@ def test_data_sets_are_listed_and_verified(
 
 
 def test_profiles_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert found(capsys, "profiles", "check", "n100") == {"checked": 1, "problems": []}
+    expected = {"checked": 1, "problems": [], "warnings": []}
+    assert found(capsys, "profiles", "check", "n100") == expected
     (tmp_path / "bad.toml").write_text("x = 1\n")
     result = found(capsys, "profiles", "check", str(tmp_path / "bad.toml"), code=1)
     assert result["checked"] == 1

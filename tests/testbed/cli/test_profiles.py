@@ -212,7 +212,7 @@ def test_import_bins_mahimahi_and_converts_it_once(
         (
             "0\n5\n9\n",
             ("--columns", "t=a,rate=b:bit"),
-            "a mahimahi trace has no columns and no gaps",
+            "--columns is for a table, got a trace of mahimahi; remove it",
         ),
         ("t_s,mbps\n0,1\n", ("--gap", "long"), "--gap: must be a duration such as 20ms"),
         ("t_s,mbps\n0,1\n", ("--queue", "0ms"), "--queue: must be a time up to 60s such as 300ms"),

@@ -100,8 +100,8 @@ def test_a_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
     broken.write_text("name = ", encoding="utf-8")
     with pytest.raises(ExperimentError, match=r"broken\.toml: not valid TOML: "):
         load_experiment(broken)
-    broken.write_bytes(b"\xff\xfe")
-    with pytest.raises(ExperimentError, match=r"broken\.toml: cannot be read: "):
+    broken.write_bytes(b"\xe4")
+    with pytest.raises(ExperimentError, match=r"broken\.toml: must be UTF-8 text, got byte 0xe4"):
         load_experiment(broken)
 
 
