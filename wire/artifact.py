@@ -144,6 +144,9 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """ONNX graph, serialised; empty with a module."""
     module: ModuleSource | None = None
     """The torch module that replaces the graphs; None with graphs."""
+    fixed: dict[str, bytes] = {}
+    """The tensors of the module that are no part of the vector, by name: little-endian bytes of the
+    type that they have in the module. A device overwrites those of its own copy."""
     scale: Scale | None = None
     """Of the data set of the run; None for tokens."""
 

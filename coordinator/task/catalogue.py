@@ -110,7 +110,13 @@ def build_task(
         WrongArtifact: The export does not compute what torch computes.
     """
     try:
-        from fairbed.coordinator.task.modules import check_parameters, module_task, x_range_for
+        from fairbed.coordinator.task.modules import (
+            export_problem,
+            fixed_tensors,
+            make_trainable,
+            module_task,
+            x_range_for,
+        )
 
         if engine != "torch":
             from fairbed.coordinator.task.export import export_task
@@ -129,14 +135,25 @@ def build_task(
         return Unsupported(f"{name}: the model must be usable, got {problem}; correct the module")
 
     with users_code(broken, TaskError):
-        check_parameters(module, name)
+        problem = export_problem(module)
+        make_trainable(module, name, x_shape)
         x_range = x_range_for(module, name, x_shape, examples)
+        fixed = fixed_tensors(module, x_shape, x_range)
         reason = ""
         if engine != "torch":
             try:
+                if problem:
+                    raise Unsupported(problem)
                 with users_code(partial(_not_exported, name), TaskError):
                     return export_task(
-                        module, name, model, x_shape, classes, kind=kind, x_range=x_range
+                        module,
+                        name,
+                        model,
+                        x_shape,
+                        classes,
+                        kind=kind,
+                        x_range=x_range,
+                        fixed=fixed,
                     )
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
@@ -147,7 +164,15 @@ def build_task(
                     ) from exc
                 reason = str(exc).rpartition("; ")[0]
         return module_task(
-            module, name, model, x_shape, classes, kind, x_range=x_range, reason=reason
+            module,
+            name,
+            model,
+            x_shape,
+            classes,
+            kind,
+            x_range=x_range,
+            fixed=fixed,
+            reason=reason,
         )
 
 
@@ -175,12 +200,12 @@ def make_module(
 
 
 def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
-    import torch
     from torch import nn
 
+    from fairbed.coordinator.task.modules import seeded_draws
+
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # two runs shall get the same module
+        with seeded_draws():
             module = call_factory(model, factory_at(model), x_shape, classes)
     except PluginError as exc:
         raise UnknownTask(str(exc)) from exc

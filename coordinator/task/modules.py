@@ -6,6 +6,8 @@ computed here with torch in float64.
 
 import copy
 import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -29,6 +31,12 @@ from fairbed.wire.tensors import Layout, Tensor
 SELFCHECK_SEED = 20
 SELFCHECK_BATCH = 5
 
+MODULE_SEED = 0
+"""Of the random numbers that a factory draws: two runs shall get the same module."""
+
+MODULE_BATCH = 2
+"""Examples of zeros from which lazy layers take their sizes."""
+
 NO_OPSET = 1
 """Opset of a task without graphs."""
 
@@ -49,42 +57,133 @@ def unknown_check(x_range: XRange | None) -> SelfCheck:
     )
 
 
-def check_parameters(model: nn.Module, name: str) -> None:
-    """Refuse a module whose parameters no engine trains.
+def export_problem(model: nn.Module) -> str:
+    """Return why torch trains a module and no graph can; empty if nothing is against a graph.
 
-    Raises:
-        Unsupported: A parameter has no shape yet, is frozen, no float32, not on the CPU, or shares
-            its memory with another one; or there is none.
+    The parameters of a graph are its inputs: float32 tensors of known shape, each with one name
+    and one gradient.
     """
-    places: dict[int, str] = {}
+    first: dict[int, str] = {}
     owners = {f"{at}." if at else "": type(part).__name__ for at, part in model.named_modules()}
-    parameters = list(model.named_parameters())
-    if not parameters:
-        raise Unsupported(f"{name}: the model must have parameters, got none; add a layer")
-    for label, tensor in parameters:
-        dtype = str(tensor.dtype).removeprefix("torch.")
+    for name, tensor in model.named_parameters(remove_duplicate=False):
         has_no_shape: bool = is_lazy(tensor)
+        other = first.setdefault(id(tensor), name)
         if has_no_shape:
-            layer = owners[label[: label.rfind(".") + 1]]
+            layer = owners[name[: name.rfind(".") + 1]]
             problem = f"have a shape, got a lazy layer, {layer}; give the sizes of its inputs"
-        elif tensor.dtype != torch.float32:
-            problem = f"be float32, got {dtype}; make it float32, as with .float()"
-        elif tensor.device.type != "cpu":
-            problem = f"be on the CPU, got {tensor.device}; leave out .to() and device="
         elif not tensor.requires_grad:
             problem = (
-                "be trained, got a frozen one (requires_grad is False); compute frozen layers "
-                "before training, in the data, or train them"
+                "be trained, got a frozen one (requires_grad is False), which keeps the value that "
+                "the module gives it; train it, or compute its layer before training, in the data"
             )
-        elif tensor.numel() and places.setdefault(tensor.data_ptr(), label) != label:
-            other = places[tensor.data_ptr()]
+        elif tensor.dtype == torch.float64:
             problem = (
-                f"have memory of its own, got that of {other}; clone it, or tie both as one "
-                "nn.Parameter"
+                "be float32, got float64, of which devices keep and send float32; leave out "
+                ".double()"
+            )
+        elif other != name:
+            problem = (
+                f"have one name, got {other}, which is the same parameter (tied weights); give it "
+                "a parameter of its own"
+            )
+        else:
+            continue
+        return f"{name}: each parameter must {problem}"
+    return ""
+
+
+def make_trainable(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> None:
+    """Make lazy layers real in place, and refuse a module whose parameters no engine trains.
+
+    Lazy layers take their sizes from one forward pass over zeros, in evaluation mode, so that no
+    buffer changes. A module of float64 parameters alone gets x in float64.
+
+    Raises:
+        Unsupported: No parameter is trained, or one has no value, is no float of 32 or 64 bits,
+            not on the CPU, or shares its memory with another tensor.
+    """
+    for label, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise Unsupported(
+                f"{label}: each tensor of the model must be on the CPU, got {tensor.device}; leave "
+                "out .to() and device="
+            )
+    _make_real(model, name, x_shape)
+    parameters = list(model.named_parameters())
+    trained = [(label, tensor) for label, tensor in parameters if tensor.requires_grad]
+    if not trained:
+        got = f"{len(parameters)} frozen ones" if parameters else "none"
+        raise Unsupported(
+            f"{name}: the model must have parameters that are trained, got {got}; add a layer"
+        )
+    for label, tensor in trained:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if not tensor.numel():
+            problem = f"have values, got the shape {tuple(tensor.shape)}; remove it"
+        elif tensor.dtype not in (torch.float32, torch.float64):
+            problem = (
+                f"be float32, got {dtype}; make it float32: leave out .half(), .bfloat16() and "
+                "dtype="
             )
         else:
             continue
         raise Unsupported(f"{label}: each parameter must {problem}")
+    places = {tensor.data_ptr(): label for label, tensor in reversed(trained)}
+    for label, tensor in [*parameters, *model.named_buffers()]:
+        other = places.get(tensor.data_ptr(), label) if tensor.numel() else label
+        if other != label:
+            raise Unsupported(
+                f"{label}: each parameter must have memory of its own, got that of {other}; clone "
+                "it, or tie both as one nn.Parameter"
+            )
+    if all(tensor.dtype == torch.float64 for _, tensor in trained):
+        model.register_forward_pre_hook(_in_float64)
+
+
+def _in_float64(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return the x of a module whose parameters are float64: a forward pre-hook of torch."""
+    return tuple(x.double() if x.is_floating_point() else x for x in args)
+
+
+def _make_real(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> None:
+    """Give the lazy layers of a module the sizes of their inputs.
+
+    Raises:
+        Unsupported: The module fails on zeros, or does not use such a layer.
+    """
+
+    def lazy() -> Iterator[str]:
+        named = [*model.named_parameters(), *model.named_buffers()]
+        return (label for label, tensor in named if is_lazy(tensor))
+
+    first = next(lazy(), None)
+    if first is None:
+        return
+
+    def broken(problem: str) -> Unsupported:
+        return Unsupported(
+            f"{first}: a lazy layer takes its sizes from zeros of shape "
+            f"{(MODULE_BATCH, *x_shape)}, and the model must accept them, got {problem}; give the "
+            "sizes of its inputs"
+        )
+
+    mode = model.training
+    with seeded_draws(), torch.no_grad(), users_code(broken):
+        model.eval()(torch.zeros((MODULE_BATCH, *x_shape)))
+        model.train(mode)
+    if (left := next(lazy(), None)) is not None:
+        raise Unsupported(
+            f"{left}: a lazy layer must be used in evaluation mode, in which it gets its sizes, "
+            f"got one that {name} does not use; give the sizes of its inputs"
+        )
+
+
+@contextmanager
+def seeded_draws(seed: int = MODULE_SEED) -> Iterator[None]:
+    """Let torch draw the same numbers at every start, and restore its generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def x_range_for(
@@ -104,13 +203,12 @@ def x_range_for(
         Unsupported: The module fails on values of the data, or accepts integers alone and there
             are no examples.
     """
-    shape = (SELFCHECK_BATCH, *x_shape)
-    normal = np.random.default_rng(SELFCHECK_SEED).standard_normal(shape)
+    normal = _x_of_check(x_shape, None)
     problem = _forward_problem(model, normal)
     if not problem:
         return None
     if examples is None:
-        if _forward_problem(model, np.zeros(shape)):
+        if _forward_problem(model, np.zeros_like(normal)):
             return None  # another fault, which the next step reports
         raise Unsupported(
             f"{name}: the self-check draws x from a normal distribution, and the model must accept "
@@ -122,11 +220,7 @@ def x_range_for(
     low, high = float(examples.min()) / scale, float(examples.max()) / scale
     is_whole = scale == 1.0 and bool((examples == np.floor(examples)).all())
     found = XRange(low=low, high=high, is_whole=is_whole)
-    if found.is_whole:
-        x = np.linspace(low, high, math.prod(shape)).round().reshape(shape)
-    else:
-        x = np.linspace(low, high, math.prod(shape)).reshape(shape)
-    again = _forward_problem(model, x)
+    again = _forward_problem(model, _x_of_check(x_shape, found))
     if again:
         kind = "whole numbers" if found.is_whole else "numbers"
         raise Unsupported(
@@ -136,12 +230,21 @@ def x_range_for(
     return found
 
 
-def _forward_problem(model: nn.Module, x: NDArray[np.float64]) -> str:
+def _x_of_check(x_shape: tuple[int, ...], within: XRange | None) -> NDArray[np.float32]:
+    """Return x of a forward pass, shape (SELFCHECK_BATCH, *x_shape)."""
+    shape = (SELFCHECK_BATCH, *x_shape)
+    if within is None:
+        return np.random.default_rng(SELFCHECK_SEED).standard_normal(shape).astype(np.float32)
+    x = np.linspace(within.low, within.high, math.prod(shape)).reshape(shape)
+    return (x.round() if within.is_whole else x).astype(np.float32)
+
+
+def _forward_problem(model: nn.Module, x: NDArray[np.float32]) -> str:
     """Return how a module fails on x, or that its output is not finite; empty if it is."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             with users_code(PluginError):
-                output = copy.deepcopy(model).train()(torch.from_numpy(x.astype(np.float32)))
+                output = copy.deepcopy(model).train()(torch.from_numpy(x))
         except PluginError as exc:
             return str(exc)
     is_tensor = isinstance(output, torch.Tensor)
@@ -150,8 +253,56 @@ def _forward_problem(model: nn.Module, x: NDArray[np.float64]) -> str:
     return ""
 
 
-def make_layout(model: nn.Module) -> Layout:
+def fixed_tensors(
+    model: nn.Module, x_shape: tuple[int, ...], x_range: XRange | None
+) -> dict[str, bytes]:
+    """Return the tensors of a module that are no part of the vector, by name, as bytes.
+
+    They are the frozen parameters, buffers that are no floats, and float buffers that a training
+    step leaves as they are; one that is all 0 or all 1 may change later, and is in the vector.
+
+    Raises:
+        Unsupported: A training step changes a frozen parameter, or a float buffer whose first
+            values are neither all 0 nor all 1.
+    """
+    frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+    starts = frozen | dict(model.named_buffers())
+    trial = copy.deepcopy(model).train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(PluginError):
+        with users_code(PluginError):  # a later step reports it
+            trial(torch.from_numpy(_x_of_check(x_shape, x_range)))
+    after = dict(trial.named_parameters()) | dict(trial.named_buffers())
+    fixed = dict[str, bytes]()
+    for name, tensor in starts.items():
+        values = _bytes_of(tensor)
+        is_float = name not in frozen and tensor.is_floating_point()
+        if is_float and _is_all(tensor, 0.0, 1.0):
+            continue
+        if (is_float or name in frozen) and values != _bytes_of(after[name]):
+            must = (
+                "a buffer that training changes must start at all 0 or all 1, got others; keep its "
+                "layer in evaluation mode (override train() of the module)"
+                if is_float
+                else "a frozen parameter must keep its value, got one that a training step "
+                "changes; let forward() leave it as it is"
+            )
+            raise Unsupported(f"{name}: {must}")
+        fixed[name] = values
+    return fixed
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _is_all(tensor: torch.Tensor, *values: float) -> bool:
+    return any(bool((tensor == value).all()) for value in values)
+
+
+def make_layout(model: nn.Module, fixed: Collection[str] = ()) -> Layout:
     """Return the layout of a module: parameters, then float buffers, in the module's order.
+
+    The tensors named in `fixed` are no part of it.
 
     Initial values: weights and biases of linear and convolution layers are uniform in
     +-1/sqrt(fan_in), as in torch. Other tensors stay all 0 or all 1 if they are; the rest is
@@ -159,12 +310,12 @@ def make_layout(model: nn.Module) -> Layout:
     """
     bounds = _uniform_bounds(model)
     named: list[tuple[str, torch.Tensor, Role]] = [
-        (name, tensor, "param") for name, tensor in model.named_parameters()
+        (name, tensor, "param") for name, tensor in model.named_parameters() if name not in fixed
     ]
     named += [
         (name, tensor, "buffer")
         for name, tensor in model.named_buffers()
-        if tensor.dtype == torch.float32
+        if name not in fixed and tensor.is_floating_point()
     ]
     tensors: list[Tensor] = []
     offset = 0
@@ -237,6 +388,7 @@ def module_task(
     kind: TaskKind = "classification",
     *,
     x_range: XRange | None = None,
+    fixed: Mapping[str, bytes] | None = None,
     reason: str = "",
 ) -> Artifact:
     """Return the task of a module that devices train with torch.
@@ -249,6 +401,7 @@ def module_task(
         classes: Number of classes; 1 for regression.
         kind: What the model predicts; with two classes its output decides.
         x_range: From which the self-check draws x; None for normal numbers.
+        fixed: The tensors that are no part of the vector, of `fixed_tensors`.
         reason: Why there are no graphs; empty if the experiment chose torch.
 
     Raises:
@@ -257,7 +410,7 @@ def module_task(
     spec = TaskSpec(
         name=name,
         model=path,
-        layout=make_layout(model),
+        layout=make_layout(model, fixed or ()),
         x_shape=x_shape,
         classes=classes,
         opset=NO_OPSET,
@@ -299,7 +452,7 @@ def module_task(
             "depend on; remove it from the model"
         )
     spec = msgspec.structs.replace(spec, selfcheck=check)
-    return Artifact(spec=spec, train=b"", evaluate=b"", module=source)
+    return Artifact(spec=spec, train=b"", evaluate=b"", module=source, fixed=dict(fixed or {}))
 
 
 def _tried(model: nn.Module, spec: TaskSpec) -> tuple[tuple[int, ...], bool]:

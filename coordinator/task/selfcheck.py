@@ -86,7 +86,8 @@ class TorchReference:
 
     def unused(self) -> list[str]:
         """Return the parameters on which the loss of the last step did not depend."""
-        return [name for name, p in self._model.named_parameters() if p.grad is None]
+        parameters = self._model.named_parameters()
+        return [name for name, p in parameters if p.requires_grad and p.grad is None]
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples in eval mode."""
@@ -124,7 +125,8 @@ class TorchReference:
         wanted = [self._tensors[t.name] for t in self._layout.tensors if t.role == role]
         if role == "param":
             wanted = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
-        flat = [tensor.detach().numpy().astype(np.float64).ravel() for tensor in wanted]
+        dense = [tensor.to_dense() if tensor.is_sparse else tensor for tensor in wanted]
+        flat = [tensor.detach().numpy().astype(np.float64).ravel() for tensor in dense]
         return np.concatenate([np.zeros(0), *flat])
 
 
