@@ -147,6 +147,8 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     fixed: dict[str, bytes] = {}
     """The tensors of the module that are no part of the vector, by name: little-endian bytes of the
     type that they have in the module. A device overwrites those of its own copy."""
+    remarks: list[str] = []
+    """What training does otherwise than the module states; a line each."""
     scale: Scale | None = None
     """Of the data set of the run; None for tokens."""
 
@@ -175,6 +177,8 @@ def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
         part = vector[tensor.offset : tensor.offset + tensor.size]
         if tensor.init == "ones":
             part[:] = 1.0
+        elif tensor.init == "constant":
+            part[:] = 0.0 if tensor.init_value is UNSET else tensor.init_value
         elif tensor.init == "uniform":
             part[:] = rng.uniform(-tensor.init_bound, tensor.init_bound, tensor.size)
     return vector

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,6 +154,10 @@ def is_of_user(path: str) -> bool:
     return not os.path.realpath(path).startswith(folders_of_python())
 
 
+_OF_THE_PROCESS: Final = (KeyboardInterrupt, GeneratorExit, CancelledError)
+"""Not raised by the code of a user, but through it."""
+
+
 @contextmanager
 def users_code(
     error: Callable[[str], Exception], *passed: type[Exception], length: int = 200
@@ -172,14 +177,17 @@ def users_code(
         yield
     except ours:
         raise
-    except (Exception, SystemExit) as exc:
+    except _OF_THE_PROCESS:
+        raise
+    except BaseException as exc:
         raise error(one_line(exc, length)) from exc
 
 
 def one_line(exc: BaseException, length: int = 200) -> str:
     """Return type, message, file and line of an exception of third-party code on one line."""
     text = str(exc.msg) if isinstance(exc, SyntaxError) else str(exc)
-    message = " ".join(text.split())[:length]
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    message = " ".join(plain.split())[:length]
     place = place_of(exc)
     return f"{type(exc).__name__}{f': {message}' if message else ''}{place and f' ({place})'}"
 

@@ -54,6 +54,7 @@ def export_task(
     kind: TaskKind = "classification",
     x_range: XRange | None = None,
     fixed: Collection[str] = (),
+    twin: nn.Module | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
 
@@ -71,6 +72,7 @@ def export_task(
         kind: What the model predicts. With two classes its output decides: one logit, or two.
         x_range: From which the checks draw x; None for normal numbers.
         fixed: Names of the tensors that are constants of the graphs.
+        twin: As for `make_layout`.
 
     Raises:
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
@@ -81,7 +83,7 @@ def export_task(
     spec = TaskSpec(
         name=name,
         model=model_name,
-        layout=make_layout(model, fixed),
+        layout=make_layout(model, fixed, twin),
         x_shape=x_shape,
         x_dtype=x_dtype,
         x_classes=x_classes,
@@ -139,6 +141,13 @@ def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
 
 def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
     """Write the outputs of `TaskSpec.evaluation_outputs`."""
+    changes = {OutputKind.BUFFER_MUTATION: "a buffer", OutputKind.USER_INPUT_MUTATION: "an input"}
+    for result in program.graph_signature.output_specs:
+        if result.kind in changes:
+            raise Unsupported(
+                f"{_tensor_name(result.target)}: an evaluation must change nothing, got "
+                f"{changes[result.kind]} that it changes; let forward() leave it as it is"
+            )
     lowering = _lowered(program, spec, ("x", "y"))
     results = zip(spec.evaluation_outputs, _results(program), strict=True)
     outputs: list[Output] = [

@@ -58,13 +58,14 @@ class TorchEngine:
         self.spec, self._source, self._fixed = artifact.spec, source, artifact.fixed
         self._module = make_module(artifact)
         n_params, n_values = self.spec.layout.n_params, self.spec.layout.n_values
-        self._params = torch.zeros(n_params)
-        self._gradient = torch.zeros(n_params)
+        self._params = torch.zeros(n_params, dtype=torch.float32)
+        self._gradient = torch.zeros(n_params, dtype=torch.float32)
         self._n_buffers = n_values - n_params
         self._versions = dict[str, tuple[torch.Tensor, int]]()
         """The tensors that are no part of the vector, and torch's counts of their changes."""
-        self._copied: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
-        """Parameters of another type than the vector: with the views of value and gradient."""
+        self._copied: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Parameters of another type than the vector, with the views of value and gradient in
+        float32, and a gradient of their own type."""
         self._seed: tuple[int, int] | None = None
         self._bind()
 
@@ -102,13 +103,13 @@ class TorchEngine:
         inputs, labels = self._tensors(x, y)
         self._load(vector)
         self._gradient.zero_()
-        for parameter, _, _ in self._copied:
-            parameter.grad = torch.zeros_like(parameter)
+        for _, _, _, found in self._copied:
+            found.zero_()
         with self._drawing(), self._failing("a training step"):
             loss = example_losses(self._module(inputs), labels, self.spec.kind).mean()
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        for parameter, _, gradient in self._copied:
-            gradient.copy_(parameter.grad)
+        for _, _, gradient, found in self._copied:
+            gradient.copy_(found)
         self._save_buffers(vector)
         return loss.item(), self._gradient.numpy()
 
@@ -173,8 +174,8 @@ class TorchEngine:
                     parameter.data, parameter.grad = values, gradient
                 else:
                     parameter.data = values.to(parameter.dtype)
-                    parameter.grad = torch.zeros_like(parameter)
-                    self._copied.append((parameter, values, gradient))
+                    found = parameter.grad = torch.zeros_like(parameter)
+                    self._copied.append((parameter, values, gradient, found))
 
     def _tensors(self, x: Examples, y: Targets) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = shaped_examples(self.spec, x, y)
@@ -184,7 +185,7 @@ class TorchEngine:
         """Copy a vector into the module, which goes to the mode of the next step."""
         checked_vector(self.spec, vector)
         self._params.copy_(torch.from_numpy(vector[: len(self._params)]))
-        for parameter, values, _ in self._copied:
+        for parameter, values, _, _ in self._copied:
             parameter.data.copy_(values)
         self._module.train(self._seed is not None or not self._source.is_random)
         with torch.no_grad():
@@ -247,18 +248,22 @@ def make_module(artifact: Artifact) -> nn.Module:
             module = call_factory(path, factory, spec.x_shape, spec.classes)
             if not isinstance(module, nn.Module):
                 raise EngineError(f"model {path}: must be a torch.nn.Module, got {type(module)}")
+            trained = [tensor.dtype for tensor in module.parameters() if tensor.requires_grad]
+            if set(trained) == {torch.float64}:
+                module.register_forward_pre_hook(_in_float64)
             if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+                x = torch.zeros((MODULE_BATCH, *spec.x_shape), dtype=torch.float32)
                 with users_code(PluginError), torch.no_grad():
-                    module.eval()(torch.zeros((MODULE_BATCH, *spec.x_shape)))
+                    module.eval()(x)
     except (PluginError, OSError) as exc:
         raise EngineError(str(exc)) from exc
     _load_fixed(module, artifact)
-    trained = [tensor for tensor in module.parameters() if tensor.requires_grad]
-    if trained and all(tensor.dtype == torch.float64 for tensor in trained):
-        module.register_forward_pre_hook(
-            lambda _, args: tuple(x.double() if x.is_floating_point() else x for x in args)
-        )
     return module
+
+
+def _in_float64(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return the x of a module whose parameters are float64: a forward pre-hook of torch."""
+    return tuple(x.double() if x.is_floating_point() else x for x in args)
 
 
 def _load_fixed(module: nn.Module, artifact: Artifact) -> None:
