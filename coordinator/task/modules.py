@@ -132,6 +132,11 @@ def make_trainable(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> Non
         )
     for label, tensor in trained:
         dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor._backward_hooks:
+            raise Unsupported(
+                f"{label}: a parameter must have no hook on its gradient, got one of "
+                "register_hook(); change gradients in a local rule (docs/own-local-training.md)"
+            )
         if not tensor.numel():
             problem = f"have values, got the shape {tuple(tensor.shape)}; remove it"
         elif tensor.dtype not in (torch.float32, torch.float64):
