@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import sys
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,8 +153,8 @@ def is_of_user(path: str) -> bool:
     return not os.path.realpath(path).startswith(folders_of_python())
 
 
-_OF_THE_PROCESS: Final = (KeyboardInterrupt, GeneratorExit, CancelledError)
-"""Not raised by the code of a user, but through it."""
+CANCELLED: Final = "CancelledError"
+"""Of asyncio, which this package does not import: raised through the code of a user, not by it."""
 
 
 @contextmanager
@@ -177,9 +176,11 @@ def users_code(
         yield
     except ours:
         raise
-    except _OF_THE_PROCESS:
+    except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as exc:
+        if type(exc).__name__ == CANCELLED:
+            raise
         raise error(one_line(exc, length)) from exc
 
 
