@@ -22,11 +22,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
-from fairbed.wire.messages import MAX_TEXT, Sha256
+from fairbed.wire.messages import MAX_TEXT, MAX_VECTOR_BYTES, Sha256
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+TensorBytes = Annotated[bytes, Meta(max_length=MAX_VECTOR_BYTES)]
+MAX_REMARKS = 64
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
@@ -144,10 +146,10 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """ONNX graph, serialised; empty with a module."""
     module: ModuleSource | None = None
     """The torch module that replaces the graphs; None with graphs."""
-    fixed: dict[str, bytes] = {}
+    fixed: Annotated[dict[Text, TensorBytes], Meta(max_length=1 << 16)] = {}
     """The tensors of the module that are no part of the vector, by name: little-endian bytes of the
     type that they have in the module. A device overwrites those of its own copy."""
-    remarks: list[str] = []
+    remarks: Annotated[list[Text], Meta(max_length=MAX_REMARKS)] = []
     """What training does otherwise than the module states; a line each."""
     scale: Scale | None = None
     """Of the data set of the run; None for tokens."""

@@ -21,7 +21,15 @@ from torch.nn.parameter import is_lazy
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck
-from fairbed.wire.artifact import Artifact, ModuleSource, SelfCheck, TaskKind, TaskSpec, XRange
+from fairbed.wire.artifact import (
+    MAX_REMARKS,
+    Artifact,
+    ModuleSource,
+    SelfCheck,
+    TaskKind,
+    TaskSpec,
+    XRange,
+)
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import source_hash
 from fairbed.wire.plugins import PluginError, users_code
@@ -343,7 +351,7 @@ def fixed_tensors(
             "values that the module sets (of a trained model?), which are not used; freeze the "
             "layer to keep them"
         )
-    return fixed, remarks
+    return fixed, [remark[:MAX_TEXT] for remark in remarks[:MAX_REMARKS]]
 
 
 def _only_counts(model: nn.Module, name: str) -> bool:
