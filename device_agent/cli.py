@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairbed.wire.console import print_anything
+from fairbed.wire.console import print_anything, read_names_as_utf_8
 
 PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
 """Environment variable with the broker's password, which keeps it out of the process list."""
@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done, 1 failed, 2 bad usage or configuration, 3 refused for good.
     """
+    if argv is None:
+        read_names_as_utf_8()
     print_anything()
     words = list(sys.argv[1:] if argv is None else argv)
     command = words.pop(0) if words and words[0] in COMMANDS else RUN

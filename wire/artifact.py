@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
-from fairbed.wire.messages import MAX_TEXT, Sha256
+from fairbed.wire.messages import MAX_TEXT, MAX_VECTOR_BYTES, Sha256
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
@@ -31,6 +31,8 @@ MAX_CLASSES = 1 << 20
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Label = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+TensorBytes = Annotated[bytes, Meta(max_length=MAX_VECTOR_BYTES)]
+MAX_REMARKS = 64
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
@@ -148,6 +150,11 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """ONNX graph, serialised; empty with a module."""
     module: ModuleSource | None = None
     """The torch module that replaces the graphs; None with graphs."""
+    fixed: Annotated[dict[Text, TensorBytes], Meta(max_length=1 << 16)] = {}
+    """The tensors of the module that are no part of the vector, by name: little-endian bytes of the
+    type that they have in the module. A device overwrites those of its own copy."""
+    remarks: Annotated[list[Text], Meta(max_length=MAX_REMARKS)] = []
+    """What training does otherwise than the module states; a line each."""
     scale: Scale | None = None
     """Of the data set of the run; None for tokens."""
     columns: Text = ""
@@ -187,6 +194,8 @@ def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
         part = vector[tensor.offset : tensor.offset + tensor.size]
         if tensor.init == "ones":
             part[:] = 1.0
+        elif tensor.init == "constant":
+            part[:] = 0.0 if tensor.init_value is UNSET else tensor.init_value
         elif tensor.init == "uniform":
             part[:] = rng.uniform(-tensor.init_bound, tensor.init_bound, tensor.size)
     return vector

@@ -6,13 +6,18 @@ where there is one (`+-`, `->`, `sigma`), else as JSON escapes it, so that JSON 
 
 import codecs
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, TextIO
 
 ERRORS: Final = "fairbed.ascii"
 """Name of the error handler of streams."""
+
+UTF_8_MODE: Final = "PYTHONUTF8"
+"""Environment variable of the mode in which Python reads names of files as UTF-8 (PEP 540)."""
 
 SAMPLE: Final = "\u2500\u2588\u25cf\u2191\u03c4"
 """Characters without which the control room cannot be drawn."""
@@ -95,6 +100,22 @@ def print_anything() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # none: a stream of a notebook or of a test
             reconfigure(errors=ERRORS)
+
+
+def read_names_as_utf_8() -> None:
+    """Start this program again in Python's UTF-8 mode, if Python reads names of files as ASCII.
+
+    In the C locale a name of other characters has lone surrogates, which no file in UTF-8, no
+    message and no database can hold. The process keeps its number; its streams stay ASCII. A
+    program that is already in this mode, or cannot be started so, goes on.
+    """
+    is_ascii = codecs.lookup(sys.getfilesystemencoding()).name == "ascii"
+    if not is_ascii or os.environ.get(UTF_8_MODE) == "1":
+        return
+    streams = os.environ.get("PYTHONIOENCODING") or sys.getfilesystemencoding()
+    mode = {UTF_8_MODE: "1", "PYTHONIOENCODING": streams}
+    with suppress(OSError):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **mode})
 
 
 def shows(stream: TextIO, text: str = SAMPLE) -> bool:

@@ -153,6 +153,10 @@ def is_of_user(path: str) -> bool:
     return not os.path.realpath(path).startswith(folders_of_python())
 
 
+CANCELLED: Final = "CancelledError"
+"""Of asyncio, which this package does not import: raised through the code of a user, not by it."""
+
+
 @contextmanager
 def users_code(
     error: Callable[[str], Exception], *passed: type[Exception], length: int = 200
@@ -172,14 +176,19 @@ def users_code(
         yield
     except ours:
         raise
-    except (Exception, SystemExit) as exc:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as exc:
+        if type(exc).__name__ == CANCELLED:
+            raise
         raise error(one_line(exc, length)) from exc
 
 
 def one_line(exc: BaseException, length: int = 200) -> str:
     """Return type, message, file and line of an exception of third-party code on one line."""
     text = str(exc.msg) if isinstance(exc, SyntaxError) else str(exc)
-    message = " ".join(text.split())[:length]
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    message = " ".join(plain.split())[:length]
     place = place_of(exc)
     return f"{type(exc).__name__}{f': {message}' if message else ''}{place and f' ({place})'}"
 

@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from fairbed.wire.errors import DecodeError
@@ -25,10 +25,12 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
     """Index of its first value in the flat vector."""
     role: Literal["param", "buffer"] = "param"
-    init: Literal["zeros", "ones", "uniform"] = "zeros"
+    init: Literal["zeros", "ones", "constant", "uniform"] = "zeros"
     """Initial values, set by the coordinator before round 1."""
     init_bound: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Half-width of the uniform distribution, for `uniform`."""
+    init_value: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
+    """All initial values, for `constant`."""
 
     @property
     def size(self) -> int:

@@ -5,6 +5,8 @@ from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fairbed.coordinator.policy.config import ModelEngine
 from fairbed.coordinator.task.errors import TaskError, UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import (
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 ARTIFACTS = "artifacts"
 SUFFIX = ".task"
+
+MODULE_SEED, TWIN_SEED = 0, 1
+"""Of the random numbers that a factory draws: two runs get the same module. What a twin has in
+common with it, the factory sets."""
 
 
 def load_task(
@@ -110,7 +116,14 @@ def build_task(
         WrongArtifact: The export does not compute what torch computes.
     """
     try:
-        from fairbed.coordinator.task.modules import check_parameters, module_task, x_range_for
+        from fairbed.coordinator.task.modules import (
+            check_twins,
+            export_problem,
+            fixed_tensors,
+            make_trainable,
+            module_task,
+            x_range_for,
+        )
 
         if engine != "torch":
             from fairbed.coordinator.task.export import export_task
@@ -129,15 +142,31 @@ def build_task(
         return Unsupported(f"{name}: the model must be usable, got {problem}; correct the module")
 
     with users_code(broken, TaskError):
-        check_parameters(module, name)
+        problem = export_problem(module)
+        make_trainable(module, name, x_shape)
         x_range = x_range_for(module, name, x_shape, examples)
+        twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
+        make_trainable(twin, name, x_shape)
+        check_twins(module, twin, name)
+        fixed, remarks = fixed_tensors(module, twin, x_shape, x_range)
         reason = ""
         if engine != "torch":
             try:
+                if problem:
+                    raise Unsupported(problem)
                 with users_code(partial(_not_exported, name), TaskError):
-                    return export_task(
-                        module, name, model, x_shape, classes, kind=kind, x_range=x_range
+                    task = export_task(
+                        module,
+                        name,
+                        model,
+                        x_shape,
+                        classes,
+                        kind=kind,
+                        x_range=x_range,
+                        fixed=fixed,
+                        twin=twin,
                     )
+                return msgspec.structs.replace(task, remarks=remarks)
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
                     raise
@@ -146,9 +175,19 @@ def build_task(
                         f'{exc}, or model.engine = "auto" with torch on the devices'
                     ) from exc
                 reason = str(exc).rpartition("; ")[0]
-        return module_task(
-            module, name, model, x_shape, classes, kind, x_range=x_range, reason=reason
+        task = module_task(
+            module,
+            name,
+            model,
+            x_shape,
+            classes,
+            kind,
+            x_range=x_range,
+            fixed=fixed,
+            twin=twin,
+            reason=reason,
         )
+        return msgspec.structs.replace(task, remarks=remarks)
 
 
 def _not_exported(name: str, problem: str) -> Unsupported:
@@ -156,16 +195,23 @@ def _not_exported(name: str, problem: str) -> Unsupported:
 
 
 def make_module(
-    model: str, x_shape: tuple[int, ...], classes: int, kind: TaskKind = "classification"
+    model: str,
+    x_shape: tuple[int, ...],
+    classes: int,
+    kind: TaskKind = "classification",
+    *,
+    seed: int = MODULE_SEED,
 ) -> "nn.Module":
     """Return the torch module of a model; the names are those of `build_task`.
+
+    The seed is that of the random numbers which a factory draws.
 
     Raises:
         UnknownTask: There is no such model or factory, or the shape is wrong.
         ImportError: torch is missing.
     """
     if is_path(model) or model in registered(GROUP):
-        return _call_factory(model, x_shape, classes)
+        return _call_factory(model, x_shape, classes, seed)
     from fairbed.coordinator.task.models import make_model
 
     try:
@@ -174,13 +220,13 @@ def make_module(
         raise UnknownTask(str(exc)) from exc
 
 
-def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
-    import torch
+def _call_factory(model: str, x_shape: tuple[int, ...], classes: int, seed: int) -> "nn.Module":
     from torch import nn
 
+    from fairbed.coordinator.task.modules import seeded_draws
+
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # two runs shall get the same module
+        with seeded_draws(seed):
             module = call_factory(model, factory_at(model), x_shape, classes)
     except PluginError as exc:
         raise UnknownTask(str(exc)) from exc

@@ -6,7 +6,7 @@ torch to ONNX are known to compute wrong gradients without an error.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -31,6 +31,7 @@ from fairbed.coordinator.task.lowering import (
 from fairbed.coordinator.task.modules import (
     SELFCHECK_BATCH,
     SELFCHECK_SEED,
+    export_problem,
     make_layout,
     unknown_check,
     with_kind,
@@ -52,6 +53,8 @@ def export_task(
     x_classes: int = 0,
     kind: TaskKind = "classification",
     x_range: XRange | None = None,
+    fixed: Collection[str] = (),
+    twin: nn.Module | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
 
@@ -68,16 +71,19 @@ def export_task(
         x_classes: Vocabulary size for integer x.
         kind: What the model predicts. With two classes its output decides: one logit, or two.
         x_range: From which the checks draw x; None for normal numbers.
+        fixed: Names of the tensors that are constants of the graphs.
+        twin: As for `make_layout`.
 
     Raises:
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
         WrongArtifact: The graphs do not compute what torch computes.
     """
-    _check_tied(model)
+    if problem := export_problem(model):
+        raise Unsupported(problem)
     spec = TaskSpec(
         name=name,
         model=model_name,
-        layout=make_layout(model),
+        layout=make_layout(model, fixed, twin),
         x_shape=x_shape,
         x_dtype=x_dtype,
         x_classes=x_classes,
@@ -99,17 +105,6 @@ def export_task(
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
     verify(artifact, reference)
     return artifact
-
-
-def _check_tied(model: nn.Module) -> None:
-    """Refuse tied weights: the graphs have one input and one gradient per name."""
-    first: dict[int, str] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        if (other := first.setdefault(id(tensor), name)) != name:
-            raise Unsupported(
-                f"{name}: each parameter must have one name, got {other}, which is the same "
-                "parameter (tied weights); give it a parameter of its own"
-            )
 
 
 def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:
@@ -146,6 +141,13 @@ def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
 
 def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
     """Write the outputs of `TaskSpec.evaluation_outputs`."""
+    changes = {OutputKind.BUFFER_MUTATION: "a buffer", OutputKind.USER_INPUT_MUTATION: "an input"}
+    for result in program.graph_signature.output_specs:
+        if result.kind in changes:
+            raise Unsupported(
+                f"{_tensor_name(result.target)}: an evaluation must change nothing, got "
+                f"{changes[result.kind]} that it changes; let forward() leave it as it is"
+            )
     lowering = _lowered(program, spec, ("x", "y"))
     results = zip(spec.evaluation_outputs, _results(program), strict=True)
     outputs: list[Output] = [

@@ -6,6 +6,8 @@ computed here with torch in float64.
 
 import copy
 import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -19,15 +21,36 @@ from torch.nn.parameter import is_lazy
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck
-from fairbed.wire.artifact import Artifact, ModuleSource, SelfCheck, TaskKind, TaskSpec, XRange
+from fairbed.wire.artifact import (
+    MAX_REMARKS,
+    Artifact,
+    ModuleSource,
+    SelfCheck,
+    TaskKind,
+    TaskSpec,
+    XRange,
+)
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import source_hash
 from fairbed.wire.plugins import PluginError, users_code
-from fairbed.wire.selfcheck import selfcheck_inputs
+from fairbed.wire.selfcheck import LOSS_TOLERANCE, Examples, selfcheck_inputs
 from fairbed.wire.tensors import Layout, Tensor
 
 SELFCHECK_SEED = 20
 SELFCHECK_BATCH = 5
+
+MODULE_BATCH = 2
+"""Examples of zeros from which lazy layers take their sizes."""
+
+TRIED = (SELFCHECK_BATCH, True), (3, True), (1, False)
+"""Batches of the first forward passes, and whether in training mode; a last mini-batch may have one
+example."""
+
+REPEATED = 3
+"""Steps with equal inputs that must have the same loss."""
+
+MAX_START = 1e6
+"""Limit of `wire.tensors.Tensor.init_bound`."""
 
 NO_OPSET = 1
 """Opset of a task without graphs."""
@@ -35,7 +58,7 @@ NO_OPSET = 1
 AnyExamples: TypeAlias = NDArray[np.float32] | NDArray[np.uint8] | NDArray[np.int64]
 
 Role: TypeAlias = Literal["param", "buffer"]
-Start: TypeAlias = Literal["zeros", "ones", "uniform"]
+Start: TypeAlias = Literal["zeros", "ones", "constant", "uniform"]
 
 
 def unknown_check(x_range: XRange | None) -> SelfCheck:
@@ -49,42 +72,143 @@ def unknown_check(x_range: XRange | None) -> SelfCheck:
     )
 
 
-def check_parameters(model: nn.Module, name: str) -> None:
-    """Refuse a module whose parameters no engine trains.
+def export_problem(model: nn.Module) -> str:
+    """Return why torch trains a module and no graph can; empty if nothing is against a graph.
 
-    Raises:
-        Unsupported: A parameter has no shape yet, is frozen, no float32, not on the CPU, or shares
-            its memory with another one; or there is none.
+    The parameters of a graph are its inputs: float32 tensors of known shape, each with one name
+    and one gradient.
     """
-    places: dict[int, str] = {}
+    first: dict[int, str] = {}
     owners = {f"{at}." if at else "": type(part).__name__ for at, part in model.named_modules()}
-    parameters = list(model.named_parameters())
-    if not parameters:
-        raise Unsupported(f"{name}: the model must have parameters, got none; add a layer")
-    for label, tensor in parameters:
-        dtype = str(tensor.dtype).removeprefix("torch.")
+    for name, tensor in model.named_parameters(remove_duplicate=False):
         has_no_shape: bool = is_lazy(tensor)
+        other = first.setdefault(id(tensor), name)
         if has_no_shape:
-            layer = owners[label[: label.rfind(".") + 1]]
+            layer = owners[name[: name.rfind(".") + 1]]
             problem = f"have a shape, got a lazy layer, {layer}; give the sizes of its inputs"
-        elif tensor.dtype != torch.float32:
-            problem = f"be float32, got {dtype}; make it float32, as with .float()"
-        elif tensor.device.type != "cpu":
-            problem = f"be on the CPU, got {tensor.device}; leave out .to() and device="
         elif not tensor.requires_grad:
             problem = (
-                "be trained, got a frozen one (requires_grad is False); compute frozen layers "
-                "before training, in the data, or train them"
+                "be trained, got a frozen one (requires_grad is False), which keeps the value that "
+                "the module gives it; train it, or compute its layer before training, in the data"
             )
-        elif tensor.numel() and places.setdefault(tensor.data_ptr(), label) != label:
-            other = places[tensor.data_ptr()]
+        elif tensor.dtype == torch.float64:
             problem = (
-                f"have memory of its own, got that of {other}; clone it, or tie both as one "
-                "nn.Parameter"
+                "be float32, got float64, of which devices keep and send float32; leave out "
+                ".double()"
+            )
+        elif other != name:
+            problem = (
+                f"have one name, got {other}, which is the same parameter (tied weights); give it "
+                "a parameter of its own"
+            )
+        else:
+            continue
+        return f"{name}: each parameter must {problem}"
+    return ""
+
+
+def make_trainable(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> None:
+    """Make lazy layers real in place, and refuse a module whose parameters no engine trains.
+
+    Lazy layers take their sizes from one forward pass over zeros, in evaluation mode, so that no
+    buffer changes. A module of float64 parameters alone gets x in float64.
+
+    Raises:
+        Unsupported: No parameter is trained, or one has no value, is no float of 32 or 64 bits,
+            not on the CPU, or shares its memory with another tensor.
+    """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise Unsupported(
+            f"{name}: the model must be a module of Python, got one of torch.jit; return the "
+            "module without torch.jit"
+        )
+    for label, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise Unsupported(
+                f"{label}: each tensor of the model must be on the CPU, got {tensor.device}; leave "
+                "out .to() and device="
+            )
+    parameters = list(model.named_parameters())
+    trained = [(label, tensor) for label, tensor in parameters if tensor.requires_grad]
+    if trained and all(tensor.dtype == torch.float64 for _, tensor in trained):
+        model.register_forward_pre_hook(_in_float64)
+    _make_real(model, name, x_shape)
+    if not trained:
+        got = f"{len(parameters)} frozen ones" if parameters else "none"
+        raise Unsupported(
+            f"{name}: the model must have parameters that are trained, got {got}; add a layer"
+        )
+    for label, tensor in trained:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor._backward_hooks:
+            raise Unsupported(
+                f"{label}: a parameter must have no hook on its gradient, got one of "
+                "register_hook(); change gradients in a local rule (docs/own-local-training.md)"
+            )
+        if not tensor.numel():
+            problem = f"have values, got the shape {tuple(tensor.shape)}; remove it"
+        elif tensor.dtype not in (torch.float32, torch.float64):
+            problem = (
+                f"be float32, got {dtype}; make it float32: leave out .half(), .bfloat16() and "
+                "dtype="
             )
         else:
             continue
         raise Unsupported(f"{label}: each parameter must {problem}")
+    places = {tensor.data_ptr(): label for label, tensor in reversed(trained)}
+    for label, tensor in [*parameters, *model.named_buffers()]:
+        other = places.get(tensor.data_ptr(), label) if tensor.numel() else label
+        if other != label:
+            raise Unsupported(
+                f"{label}: each parameter must have memory of its own, got that of {other}; clone "
+                "it, or tie both as one nn.Parameter"
+            )
+
+
+def _in_float64(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return the x of a module whose parameters are float64: a forward pre-hook of torch."""
+    return tuple(x.double() if x.is_floating_point() else x for x in args)
+
+
+def _make_real(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> None:
+    """Give the lazy layers of a module the sizes of their inputs.
+
+    Raises:
+        Unsupported: The module fails on zeros, or does not use such a layer.
+    """
+
+    def lazy() -> Iterator[str]:
+        named = [*model.named_parameters(), *model.named_buffers()]
+        return (label for label, tensor in named if is_lazy(tensor))
+
+    first = next(lazy(), None)
+    if first is None:
+        return
+
+    def broken(problem: str) -> Unsupported:
+        return Unsupported(
+            f"{first}: a lazy layer takes its sizes from zeros of shape "
+            f"{(MODULE_BATCH, *x_shape)}, and the model must accept them, got {problem}; give the "
+            "sizes of its inputs"
+        )
+
+    mode = model.training
+    with seeded_draws(0), torch.no_grad(), users_code(broken):
+        model.eval()(torch.zeros((MODULE_BATCH, *x_shape), dtype=torch.float32))
+        model.train(mode)
+    if (left := next(lazy(), None)) is not None:
+        raise Unsupported(
+            f"{left}: a lazy layer must be used in evaluation mode, in which it gets its sizes, "
+            f"got one that {name} does not use; give the sizes of its inputs"
+        )
+
+
+@contextmanager
+def seeded_draws(seed: int) -> Iterator[None]:
+    """Let torch draw the same numbers at every start, and restore its generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def x_range_for(
@@ -104,13 +228,12 @@ def x_range_for(
         Unsupported: The module fails on values of the data, or accepts integers alone and there
             are no examples.
     """
-    shape = (SELFCHECK_BATCH, *x_shape)
-    normal = np.random.default_rng(SELFCHECK_SEED).standard_normal(shape)
+    normal = _x_of_check(x_shape, None)
     problem = _forward_problem(model, normal)
     if not problem:
         return None
     if examples is None:
-        if _forward_problem(model, np.zeros(shape)):
+        if _forward_problem(model, np.zeros_like(normal)):
             return None  # another fault, which the next step reports
         raise Unsupported(
             f"{name}: the self-check draws x from a normal distribution, and the model must accept "
@@ -122,11 +245,7 @@ def x_range_for(
     low, high = float(examples.min()) / scale, float(examples.max()) / scale
     is_whole = scale == 1.0 and bool((examples == np.floor(examples)).all())
     found = XRange(low=low, high=high, is_whole=is_whole)
-    if found.is_whole:
-        x = np.linspace(low, high, math.prod(shape)).round().reshape(shape)
-    else:
-        x = np.linspace(low, high, math.prod(shape)).reshape(shape)
-    again = _forward_problem(model, x)
+    again = _forward_problem(model, _x_of_check(x_shape, found))
     if again:
         kind = "whole numbers" if found.is_whole else "numbers"
         raise Unsupported(
@@ -136,12 +255,21 @@ def x_range_for(
     return found
 
 
-def _forward_problem(model: nn.Module, x: NDArray[np.float64]) -> str:
+def _x_of_check(x_shape: tuple[int, ...], within: XRange | None) -> NDArray[np.float32]:
+    """Return x of a forward pass, shape (SELFCHECK_BATCH, *x_shape)."""
+    shape = (SELFCHECK_BATCH, *x_shape)
+    if within is None:
+        return np.random.default_rng(SELFCHECK_SEED).standard_normal(shape).astype(np.float32)
+    x = np.linspace(within.low, within.high, math.prod(shape)).reshape(shape)
+    return (x.round() if within.is_whole else x).astype(np.float32)
+
+
+def _forward_problem(model: nn.Module, x: NDArray[np.float32]) -> str:
     """Return how a module fails on x, or that its output is not finite; empty if it is."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with _no_traces():
         try:
             with users_code(PluginError):
-                output = copy.deepcopy(model).train()(torch.from_numpy(x.astype(np.float32)))
+                output = copy.deepcopy(model).train()(torch.from_numpy(x))
         except PluginError as exc:
             return str(exc)
     is_tensor = isinstance(output, torch.Tensor)
@@ -150,26 +278,147 @@ def _forward_problem(model: nn.Module, x: NDArray[np.float64]) -> str:
     return ""
 
 
-def make_layout(model: nn.Module) -> Layout:
+@contextmanager
+def _no_traces() -> Iterator[None]:
+    """Leave torch's random numbers as they are, and record no gradients."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        yield
+
+
+def fixed_tensors(
+    model: nn.Module, twin: nn.Module, x_shape: tuple[int, ...], x_range: XRange | None
+) -> tuple[dict[str, bytes], list[str]]:
+    """Return the tensors of a module that are no part of the vector, by name, as bytes.
+
+    They are the frozen parameters, buffers that are no floats, and float buffers that a training
+    step leaves as they are; one that is all 0 or all 1 may change later, and is in the vector.
+
+    Args:
+        model: The module.
+        twin: Another one of the same factory, with other random numbers.
+        x_shape: Shape of one example.
+        x_range: As for `module_task`.
+
+    Returns:
+        The tensors, and lines about those that the run does not treat as the module does.
+
+    Raises:
+        Unsupported: A training step changes a frozen parameter, or a float buffer whose first
+            values the module sets, neither to 0 nor to 1.
+    """
+    frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+    starts = frozen | dict(model.named_buffers())
+    trial = copy.deepcopy(model).train()
+    x = torch.from_numpy(_x_of_check(x_shape, x_range))
+    with _no_traces(), suppress(PluginError), users_code(PluginError):  # a later step reports it
+        trial(x)
+    after = dict(trial.named_parameters()) | dict(trial.named_buffers())
+    drawn = dict(twin.named_parameters()) | dict(twin.named_buffers())
+    fixed, remarks = dict[str, bytes](), list[str]()
+    for name, tensor in starts.items():
+        values = _bytes_of(tensor)
+        is_float = name not in frozen and tensor.is_floating_point()
+        is_changed = values != _bytes_of(after[name])
+        is_drawn = values != _bytes_of(drawn[name])
+        if is_float and (_is_all(tensor, 0.0, 1.0) or (is_changed and is_drawn)):
+            continue
+        if is_changed and (is_float or name in frozen):
+            must = (
+                "a buffer that training changes must start at all 0 or all 1, got others; keep its "
+                "layer in evaluation mode (override train() of the module)"
+                if is_float
+                else "a frozen parameter must keep its value, got one that a training step "
+                "changes; let forward() leave it as it is"
+            )
+            raise Unsupported(f"{name}: {must}")
+        if is_changed and not _only_counts(model, name):
+            remarks.append(
+                f"{name}: a buffer that is no float must keep its value, got one that training "
+                "changes; each step begins with its first value"
+            )
+        fixed[name] = values
+    kept = [
+        name
+        for name, tensor in model.named_parameters()
+        if name not in fixed
+        and not _is_all(tensor, float(tensor.detach().flatten()[0]))
+        and _bytes_of(tensor) == _bytes_of(drawn[name])
+    ]
+    if kept:
+        more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+        remarks.append(
+            f"{kept[0]}{more}: training must start from random values, which seeds.init draws, got "
+            "values that the module sets (of a trained model?), which are not used; freeze the "
+            "layer to keep them"
+        )
+    return fixed, [remark[:MAX_TEXT] for remark in remarks[:MAX_REMARKS]]
+
+
+def _only_counts(model: nn.Module, name: str) -> bool:
+    """Return whether a buffer counts the batches of a normalisation that does not use the count."""
+    layer, _, leaf = name.rpartition(".")
+    momentum = getattr(model.get_submodule(layer), "momentum", None)
+    return leaf == "num_batches_tracked" and momentum is not None
+
+
+def check_twins(model: nn.Module, twin: nn.Module, name: str) -> None:
+    """Refuse a factory that does not make the same tensors at each call."""
+    one, other = (
+        {
+            label: (tuple(t.shape), t.dtype)
+            for label, t in [*m.named_parameters(), *m.named_buffers()]
+        }
+        for m in (model, twin)
+    )
+    if one != other:
+        label = min(set(one.items()) ^ set(other.items()), key=str)[0]
+        raise Unsupported(
+            f"{name}: two calls must make the same tensors, got {label} of {one.get(label)} and "
+            f"{other.get(label)}; make their sizes depend on x_shape and classes alone"
+        )
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _is_all(tensor: torch.Tensor, *values: float) -> bool:
+    return any(bool((tensor == value).all()) for value in values)
+
+
+def make_layout(
+    model: nn.Module, fixed: Collection[str] = (), twin: nn.Module | None = None
+) -> Layout:
     """Return the layout of a module: parameters, then float buffers, in the module's order.
 
+    The tensors named in `fixed` are no part of it. A tensor of equal values starts so, if the
+    module sets them: a twin of other random numbers has them, too.
+
     Initial values: weights and biases of linear and convolution layers are uniform in
-    +-1/sqrt(fan_in), as in torch. Other tensors stay all 0 or all 1 if they are; the rest is
-    uniform with the standard deviation of the module's own values.
+    +-1/sqrt(fan_in), as in torch. The rest is uniform with the standard deviation of the module's
+    own values.
+
+    Raises:
+        Unsupported: A start value is not finite, or too large.
     """
     bounds = _uniform_bounds(model)
+    twins = {} if twin is None else {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
     named: list[tuple[str, torch.Tensor, Role]] = [
-        (name, tensor, "param") for name, tensor in model.named_parameters()
+        (name, tensor, "param") for name, tensor in model.named_parameters() if name not in fixed
     ]
     named += [
         (name, tensor, "buffer")
         for name, tensor in model.named_buffers()
-        if tensor.dtype == torch.float32
+        if name not in fixed and tensor.is_floating_point()
     ]
     tensors: list[Tensor] = []
     offset = 0
     for name, values, role in named:
-        tensor = _tensor(name, values.detach(), offset, role, bounds.get(name))
+        bound = bounds.get(name)
+        is_set = bound is None
+        if twin is not None:
+            is_set = bool(torch.equal(values, twins[name]))
+        tensor = _tensor(name, values.detach().double(), offset, role, bound, is_set=is_set)
         tensors.append(tensor)
         offset += tensor.size
     return Layout(tensors=tuple(tensors))
@@ -186,23 +435,34 @@ def _uniform_bounds(model: nn.Module) -> dict[str, float]:
     return bounds
 
 
+_EQUAL: Mapping[float, Start] = {0.0: "zeros", 1.0: "ones"}
+
+
 def _tensor(
-    name: str, values: torch.Tensor, offset: int, role: Role, bound: float | None
+    name: str, values: torch.Tensor, offset: int, role: Role, bound: float | None, *, is_set: bool
 ) -> Tensor:
+    """Return a tensor with its start; one that is not random (`is_set`) may stay constant."""
+    first, value = float(values.flatten()[0]), 0.0
     start: Start = "uniform"
-    if bound is None and bool((values == 0).all()):
-        start = "zeros"
-    elif bound is None and bool((values == 1).all()):
-        start = "ones"
+    if is_set and _is_all(values, first):
+        start, bound = _EQUAL.get(first, "constant"), 0.0
+        value = first if start == "constant" else 0.0
     elif bound is None:
-        bound = math.sqrt(3.0) * float(values.double().std(correction=0))
+        spread = float(values.std(correction=0)) if values.numel() > 1 else abs(first)
+        bound = math.sqrt(3.0) * spread
+    if not max(abs(first), bound) <= MAX_START:
+        raise Unsupported(
+            f"{name}: start values must be finite and at most {MAX_START:g}, got {first:g} first; "
+            "correct the module"
+        )
     return Tensor(
         name=name,
         shape=tuple(values.shape),
         offset=offset,
         role=role,
         init=start,
-        init_bound=bound or 0.0,
+        init_bound=bound,
+        init_value=value or UNSET,
     )
 
 
@@ -237,6 +497,8 @@ def module_task(
     kind: TaskKind = "classification",
     *,
     x_range: XRange | None = None,
+    fixed: Mapping[str, bytes] | None = None,
+    twin: nn.Module | None = None,
     reason: str = "",
 ) -> Artifact:
     """Return the task of a module that devices train with torch.
@@ -249,6 +511,8 @@ def module_task(
         classes: Number of classes; 1 for regression.
         kind: What the model predicts; with two classes its output decides.
         x_range: From which the self-check draws x; None for normal numbers.
+        fixed: The tensors that are no part of the vector, of `fixed_tensors`.
+        twin: As for `make_layout`.
         reason: Why there are no graphs; empty if the experiment chose torch.
 
     Raises:
@@ -257,7 +521,7 @@ def module_task(
     spec = TaskSpec(
         name=name,
         model=path,
-        layout=make_layout(model),
+        layout=make_layout(model, fixed or (), twin),
         x_shape=x_shape,
         classes=classes,
         opset=NO_OPSET,
@@ -265,33 +529,28 @@ def module_task(
         task=UNSET if kind == "classification" else kind,
     )
 
-    def broken(problem: str) -> Unsupported:
-        return Unsupported(
-            f"{name}: torch must be able to train the model in float64, got {problem}; correct the "
-            "module"
+    output, is_random = _tried(model, spec)
+    if spec.is_scored:
+        spec = with_kind(spec, output)
+    elif output != (classes,):
+        raise Unsupported(
+            f"{name}: the model must return logits of shape (B, {classes}), got "
+            f"({', '.join(map(str, ('B', *output)))}); change its last layer"
         )
-
-    with users_code(broken, Unsupported):
-        output, is_random = _tried(model, spec)
-        if spec.is_scored:
-            spec = with_kind(spec, output)
-        elif output != (classes,):
-            raise Unsupported(
-                f"{name}: the model must return logits of shape (B, {classes}), got "
-                f"({', '.join(map(str, ('B', *output)))}); change its last layer"
-            )
-        try:
-            source_sha256 = source_hash(path)
-        except (PluginError, OSError) as exc:
-            raise Unsupported(str(exc)) from exc
-        source = ModuleSource(
-            path=path,
-            sha256=source_sha256,
-            is_random=is_random,
-            reason=reason[:MAX_TEXT],
-        )
-        reference = TorchReference(model, spec.layout, spec.kind, is_random=is_random)
-        check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
+    try:
+        source_sha256 = source_hash(path)
+    except (PluginError, OSError) as exc:
+        raise Unsupported(str(exc)) from exc
+    source = ModuleSource(
+        path=path,
+        sha256=source_sha256,
+        is_random=is_random,
+        reason=reason[:MAX_TEXT],
+    )
+    try:
+        reference, check = _referenced(model, spec, is_random=is_random)
+    except Unsupported:  # it has types of its own, such as x.to(torch.float32)
+        reference, check = _referenced(model, spec, is_random=is_random, is_double=False)
     unused = reference.unused()
     if unused:
         raise Unsupported(
@@ -299,24 +558,88 @@ def module_task(
             "depend on; remove it from the model"
         )
     spec = msgspec.structs.replace(spec, selfcheck=check)
-    return Artifact(spec=spec, train=b"", evaluate=b"", module=source)
+    return Artifact(spec=spec, train=b"", evaluate=b"", module=source, fixed=dict(fixed or {}))
+
+
+def _referenced(
+    model: nn.Module, spec: TaskSpec, *, is_random: bool, is_double: bool = True
+) -> tuple[TorchReference, SelfCheck]:
+    """Return torch's results for the self-check.
+
+    Raises:
+        Unsupported: The module fails, or two equal steps have different losses.
+    """
+
+    def broken(problem: str) -> Unsupported:
+        return Unsupported(
+            f"{spec.name}: torch must be able to train the model, got {problem}; correct the module"
+        )
+
+    with users_code(broken, Unsupported), torch.random.fork_rng(devices=[]):
+        reference = TorchReference(
+            model, spec.layout, spec.kind, is_random=is_random, is_double=is_double
+        )
+        check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
+        inputs = selfcheck_inputs(spec, SELFCHECK_SEED, SELFCHECK_BATCH)
+        for _ in range(REPEATED):
+            loss = reference.step(*inputs).loss
+            if abs(loss - check.loss) > LOSS_TOLERANCE * check.loss:
+                raise Unsupported(
+                    f"{spec.name}: two equal steps must have the same loss, got {check.loss:g} and "
+                    f"{loss:g}; draw random numbers with torch, in training mode alone, and keep "
+                    "what changes from step to step in buffers"
+                )
+    return reference, check
 
 
 def _tried(model: nn.Module, spec: TaskSpec) -> tuple[tuple[int, ...], bool]:
     """Return the shape of an output without the batch, and whether a module draws random numbers.
 
     Raises:
-        Unsupported: The output is not one tensor with a row per example.
+        Unsupported: The output is not one tensor of floats with a row per example, for some size
+            of a batch.
     """
-    _, x, _ = selfcheck_inputs(spec, SELFCHECK_SEED, SELFCHECK_BATCH)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
-        output = copy.deepcopy(model).train()(torch.from_numpy(x))
-        is_random = not torch.equal(before, torch.get_rng_state())
-    if not isinstance(output, torch.Tensor) or output.shape[:1] != (SELFCHECK_BATCH,):
-        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    shapes, is_random = set[tuple[int, ...]](), False
+    shown = ", ".join(map(str, ("B", *spec.x_shape)))
+    for batch, is_training in TRIED:
+        _, x, _ = selfcheck_inputs(spec, SELFCHECK_SEED, batch)
+
+        def broken(problem: str, batch: int = batch, x: Examples = x) -> Unsupported:
+            advice = "correct the module"
+            if _accepts_integers(model, x):
+                advice = "tokens are whole numbers in float32, so let forward() call x.long()"
+            return Unsupported(
+                f"{spec.name}: the model must accept x of shape ({shown}) in float32, got "
+                f"{problem} for B = {batch}; {advice}"
+            )
+
+        with torch.random.fork_rng(devices=[]), users_code(broken, Unsupported):
+            before = torch.get_rng_state()
+            output = copy.deepcopy(model).train(is_training)(torch.from_numpy(x))
+            is_random |= is_training and not torch.equal(before, torch.get_rng_state())
+        is_tensor = isinstance(output, torch.Tensor)
+        if not is_tensor or output.shape[:1] != (batch,) or not output.is_floating_point():
+            got = f"{output.dtype} {tuple(output.shape)}" if is_tensor else type(output).__name__
+            raise Unsupported(
+                f"{spec.name}: the module must return one tensor of floats with a row per example, "
+                f"got {got.removeprefix('torch.')} for B = {batch}; correct the module"
+            )
+        if not output.requires_grad:
+            raise Unsupported(
+                f"{spec.name}: the output must depend on the parameters, got one without a "
+                "gradient; leave out torch.no_grad(), detach() and numpy in forward()"
+            )
+        shapes.add(tuple(output.shape[1:]))
+    if len(shapes) > 1:
         raise Unsupported(
-            f"{spec.name}: the module must return one tensor with a row per example, got {got} "
-            f"for {SELFCHECK_BATCH} examples; correct the module"
+            f"{spec.name}: the output must have one shape for any B, got {sorted(shapes)} without "
+            "the batch; correct the module"
         )
-    return tuple(output.shape[1:]), is_random
+    return shapes.pop(), is_random
+
+
+def _accepts_integers(model: nn.Module, x: Examples) -> bool:
+    with _no_traces(), suppress(PluginError), users_code(PluginError):
+        copy.deepcopy(model)(torch.zeros(x.shape, dtype=torch.int64))
+        return True
+    return False

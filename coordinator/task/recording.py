@@ -1,9 +1,10 @@
 """Records a torch module as graphs of core ATen operations: loss with gradient, and evaluation."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 import torch
 from torch import nn
@@ -78,8 +79,12 @@ def _losses(logits: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor
     return -(torch.log_softmax(logits, 1) * onehot).sum(1)
 
 
-_TRACER = "torch._subclasses.fake_tensor"
-"""Logger of the part of torch that runs a module without values."""
+_TRACERS = (
+    "torch._subclasses.fake_tensor",
+    "torch.export._trace",
+    "torch.fx.experimental.symbolic_shapes",
+)
+"""Loggers of the parts of torch that run a module without values."""
 
 
 class Recorder:
@@ -158,11 +163,13 @@ class Recorder:
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn errors of torch's tracer into one line, and suppress its warnings and log."""
-        log = logging.getLogger(_TRACER)
-        level = log.level
-        log.setLevel(logging.CRITICAL)  # it logs a traceback of what is raised, too
+        logs = [logging.getLogger(name) for name in _TRACERS]
+        levels = [log.level for log in logs]
+        for log in logs:
+            log.setLevel(logging.CRITICAL)  # they log a traceback of what is raised, too
         try:
-            with warnings.catch_warnings():
+            # It prints the graph of what it cannot record, too.
+            with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
                 warnings.simplefilter("ignore")
                 yield
         except (Exception, SystemExit) as exc:  # the tracer may raise anything
@@ -174,4 +181,5 @@ class Recorder:
                 "rewrite that part of it"
             ) from exc
         finally:
-            log.setLevel(level)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)

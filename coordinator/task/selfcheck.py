@@ -11,14 +11,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fairbed.coordinator.task.errors import WrongArtifact
+from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
-from fairbed.wire.selfcheck import Examples, run_selfcheck, selfcheck_inputs
+from fairbed.wire.selfcheck import Examples, SelfCheckFailed, run_selfcheck, selfcheck_inputs
 from fairbed.wire.tensors import Layout
 
 Doubles: TypeAlias = NDArray[np.float64]
@@ -59,6 +60,7 @@ class TorchReference:
         layout: Its tensors, by the names of the module.
         kind: What the module predicts.
         is_random: Its gradient is computed in evaluation mode, without random numbers.
+        is_double: Computed in float64; else in the types of the module.
     """
 
     def __init__(
@@ -68,32 +70,38 @@ class TorchReference:
         kind: TaskKind = "classification",
         *,
         is_random: bool = False,
+        is_double: bool = True,
     ) -> None:
-        self._is_random = is_random
-        self._model = copy.deepcopy(model).double()
+        self._is_random, self._is_double = is_random, is_double
+        self._model = copy.deepcopy(model)
+        if is_double:
+            self._model = self._model.double()
         self._layout, self._kind = layout, kind
         self._tensors: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         self._tensors.update(self._model.named_buffers())
+        known = {tensor.name for tensor in layout.tensors}
+        self._fixed = {n: t.detach().clone() for n, t in self._tensors.items() if n not in known}
 
     def step(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Step:
         """Return the mean loss of a mini-batch in training mode, and its gradient."""
         self._load(vector)
         self._model.train(not self._is_random)
         self._model.zero_grad()
-        loss = self._losses(self._model(_tensor(x)), y).mean()
+        loss = self._losses(self._model(self._x(x)), y).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
 
     def unused(self) -> list[str]:
         """Return the parameters on which the loss of the last step did not depend."""
-        return [name for name, p in self._model.named_parameters() if p.grad is None]
+        parameters = self._model.named_parameters()
+        return [name for name, p in parameters if p.requires_grad and p.grad is None]
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples in eval mode."""
         self._load(vector)
         self._model.eval()
         with torch.no_grad():
-            output = self._model(_tensor(x))
+            output = self._model(self._x(x))
             loss_sum = self._losses(output, y).sum().item()
             if self._kind != "classification":
                 scores = output.flatten().numpy()
@@ -110,26 +118,30 @@ class TorchReference:
             return functional.cross_entropy(output, target, reduction="none")
         if self._kind == "binary":
             return functional.binary_cross_entropy_with_logits(
-                output.flatten(), target.double(), reduction="none"
+                output.flatten(), target.to(output.dtype), reduction="none"
             )
-        return 0.5 * functional.mse_loss(output.flatten(), target.double(), reduction="none")
+        target = target.to(output.dtype)
+        return 0.5 * functional.mse_loss(output.flatten(), target, reduction="none")
+
+    def _x(self, x: Examples) -> torch.Tensor:
+        is_double = self._is_double and x.dtype == np.float32
+        return torch.tensor(x.astype(np.float64) if is_double else x)
 
     def _load(self, vector: NDArray[np.float32]) -> None:
         with torch.no_grad():
             for name, view in self._layout.views(vector).items():
                 self._tensors[name].copy_(torch.from_numpy(view))
+            for name, values in self._fixed.items():
+                self._tensors[name].copy_(values)
 
     def _flat(self, role: str) -> Doubles:
         """Return the gradients of all parameters or the values of all buffers, concatenated."""
         wanted = [self._tensors[t.name] for t in self._layout.tensors if t.role == role]
         if role == "param":
             wanted = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
-        flat = [tensor.detach().numpy().astype(np.float64).ravel() for tensor in wanted]
+        dense = [tensor.to_dense() if tensor.is_sparse else tensor for tensor in wanted]
+        flat = [tensor.detach().numpy().astype(np.float64).ravel() for tensor in dense]
         return np.concatenate([np.zeros(0), *flat])
-
-
-def _tensor(x: Examples) -> torch.Tensor:
-    return torch.from_numpy(x.astype(np.float64) if x.dtype == np.float32 else x)
 
 
 class GraphRunner:
@@ -175,13 +187,25 @@ class GraphRunner:
 
 
 def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch: int) -> SelfCheck:
-    """Return the expected results on the seeded inputs of a task."""
+    """Return the expected results on the seeded inputs of a task.
+
+    Raises:
+        Unsupported: They are not finite.
+    """
     step = reference.step(*selfcheck_inputs(spec, seed, batch))
+    norm = float(np.linalg.norm(step.gradient))
+    if not (np.isfinite(step.loss) and np.isfinite(norm)):
+        at = "normal numbers" if spec.selfcheck.x is UNSET else "numbers of the data"
+        raise Unsupported(
+            f"{spec.name}: loss and gradient must be finite at x of {at} and at random parameters, "
+            f"got {step.loss:g} and {norm:g}; correct the module, or build it with "
+            "your data: build_task(..., examples=x)"
+        )
     return SelfCheck(
         seed=seed,
         batch=batch,
         loss=_rounded(step.loss),
-        gradient_l2=_rounded(float(np.linalg.norm(step.gradient))),
+        gradient_l2=_rounded(norm),
         x=spec.selfcheck.x,
     )
 
@@ -190,8 +214,8 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
     """Compare an artifact with the reference: steps, buffers, evaluation, batch sizes.
 
     Raises:
-        WrongArtifact: A median relative error is above `TOLERANCE`.
-        SelfCheckFailed: The artifact fails its own self-check.
+        WrongArtifact: A median relative error is above `TOLERANCE`, or the artifact fails its own
+            self-check.
     """
     runner = GraphRunner(artifact)
     spec = artifact.spec
@@ -220,7 +244,10 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
                 f"{spec.name}: the exported {quantity} must equal torch's within {TOLERANCE:g}, "
                 f"got a median relative error of {median:.2g}; do not use this model, report it"
             )
-    run_selfcheck(spec, runner.gradient)
+    try:
+        run_selfcheck(spec, runner.gradient)
+    except SelfCheckFailed as exc:
+        raise WrongArtifact(f"{str(exc).partition('; ')[0]}; do not use this model") from exc
 
 
 def _error(actual: Any, expected: Any) -> float:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from fairbed.device_agent.engines.base import (
     EVALUATION_BATCH,
@@ -30,12 +31,17 @@ _random_numbers = Lock()
 """Held while a module draws: layers such as dropout know one generator, that of the process."""
 
 
+MODULE_SEED, MODULE_BATCH = 0, 2
+"""Of the random numbers of a factory, and of the zeros from which lazy layers take their sizes.
+Their values do not matter: vector and task have those of all tensors."""
+
+
 class TorchEngine:
     """An `Engine` that runs a torch module on a flat vector.
 
     Vector and examples are copied into memory that torch aligns, since the last bits of a product
-    may depend on the alignment. A buffer that is no float, such as a counter, has its first value
-    in each step.
+    may depend on the alignment. What is no part of the vector, such as a frozen parameter or a
+    counter, has the value that the task gives it, in each step.
 
     Args:
         artifact: A task with a module.
@@ -49,18 +55,17 @@ class TorchEngine:
         source = artifact.module
         assert source is not None, "a task with graphs has an engine of its own"
         torch.set_num_threads(threads)
-        self.spec, self._source = artifact.spec, source
-        self._module = self._made()
+        self.spec, self._source, self._fixed = artifact.spec, source, artifact.fixed
+        self._module = make_module(artifact)
         n_params, n_values = self.spec.layout.n_params, self.spec.layout.n_values
-        self._params = torch.zeros(n_params)
-        self._gradient = torch.zeros(n_params)
+        self._params = torch.zeros(n_params, dtype=torch.float32)
+        self._gradient = torch.zeros(n_params, dtype=torch.float32)
         self._n_buffers = n_values - n_params
-        self._others = {
-            name: tensor.clone()
-            for name, tensor in self._module.named_buffers()
-            if tensor.dtype != torch.float32
-        }
-        """Buffers outside of the vector, as the module was made."""
+        self._versions = dict[str, tuple[torch.Tensor, int]]()
+        """The tensors that are no part of the vector, and torch's counts of their changes."""
+        self._copied: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Parameters of another type than the vector, with the views of value and gradient in
+        float32, and a gradient of their own type."""
         self._seed: tuple[int, int] | None = None
         self._bind()
 
@@ -98,9 +103,13 @@ class TorchEngine:
         inputs, labels = self._tensors(x, y)
         self._load(vector)
         self._gradient.zero_()
+        for _, _, _, found in self._copied:
+            found.zero_()
         with self._drawing(), self._failing("a training step"):
             loss = example_losses(self._module(inputs), labels, self.spec.kind).mean()
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for _, _, gradient, found in self._copied:
+            gradient.copy_(found)
         self._save_buffers(vector)
         return loss.item(), self._gradient.numpy()
 
@@ -133,32 +142,20 @@ class TorchEngine:
                     scores.append(found.numpy())
         return Evaluation(loss_sum, correct, np.concatenate(scores) if scores else None)
 
-    def _made(self) -> nn.Module:
-        path, spec = self._source.path, self.spec
-        try:
-            factory = sourced_factory(self._source)
-            with _random_numbers:  # a factory draws the first parameters
-                module = call_factory(path, factory, spec.x_shape, spec.classes)
-        except (PluginError, OSError) as exc:
-            raise EngineError(str(exc)) from exc
-        if not isinstance(module, nn.Module):
-            raise EngineError(f"model {path}: must be a torch.nn.Module, got {type(module)}")
-        return module
-
     def _bind(self) -> None:
         """Make the parameters of the module views of one vector, and their gradients of another.
+
+        A float64 parameter has memory of its own, into which each step copies its values.
 
         Raises:
             EngineError: The tensors of the module are not those of the task.
         """
-        params = dict(self._module.named_parameters())
-        buffers = {
-            name: tensor
-            for name, tensor in self._module.named_buffers()
-            if tensor.dtype == torch.float32
-        }
         wanted = {tensor.name: tensor.shape for tensor in self.spec.layout.tensors}
-        got = {name: tuple(tensor.shape) for name, tensor in (params | buffers).items()}
+        got = {
+            name: tuple(tensor.shape)
+            for name, tensor in named_tensors(self._module).items()
+            if name not in self._fixed and (tensor.requires_grad or tensor.is_floating_point())
+        }
         if got != wanted:
             name = min(set(got.items()) ^ set(wanted.items()))[0]
             raise EngineError(
@@ -166,11 +163,19 @@ class TorchEngine:
                 f"{name} of shape {got.get(name)} instead of {wanted.get(name)}; install the same "
                 "versions of torch and of the module on both"
             )
+        params = dict(self._module.named_parameters())
         for tensor in self.spec.layout.tensors:
             if tensor.role == "param":
+                parameter = params[tensor.name]
                 part = slice(tensor.offset, tensor.offset + tensor.size)
-                params[tensor.name].data = self._params[part].view(tensor.shape)
-                params[tensor.name].grad = self._gradient[part].view(tensor.shape)
+                values = self._params[part].view(tensor.shape)
+                gradient = self._gradient[part].view(tensor.shape)
+                if parameter.dtype == torch.float32:
+                    parameter.data, parameter.grad = values, gradient
+                else:
+                    parameter.data = values.to(parameter.dtype)
+                    found = parameter.grad = torch.zeros_like(parameter)
+                    self._copied.append((parameter, values, gradient, found))
 
     def _tensors(self, x: Examples, y: Targets) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = shaped_examples(self.spec, x, y)
@@ -180,6 +185,8 @@ class TorchEngine:
         """Copy a vector into the module, which goes to the mode of the next step."""
         checked_vector(self.spec, vector)
         self._params.copy_(torch.from_numpy(vector[: len(self._params)]))
+        for parameter, values, _, _ in self._copied:
+            parameter.data.copy_(values)
         self._module.train(self._seed is not None or not self._source.is_random)
         with torch.no_grad():
             if self._n_buffers:
@@ -188,8 +195,16 @@ class TorchEngine:
                     if tensor.role == "buffer":
                         values = torch.tensor(views[tensor.name])
                         self._module.get_buffer(tensor.name).copy_(values)
-            for name, first in self._others.items():
-                self._module.get_buffer(name).copy_(first)
+            self._restore()
+
+    def _restore(self) -> None:
+        """Give tensors that are no part of the vector their first values, where they changed."""
+        tensors = named_tensors(self._module)
+        for name, values in self._fixed.items():
+            tensor = tensors[name]
+            if self._versions.get(name) != (tensor, tensor._version):
+                tensor.copy_(_of_bytes(values, tensor))
+                self._versions[name] = tensor, tensor._version
 
     def _save_buffers(self, vector: NDArray[np.float32]) -> None:
         if self._n_buffers:
@@ -215,6 +230,67 @@ class TorchEngine:
         path = self._source.path
         with users_code(lambda got: EngineError(f"model {path}: {what} failed: {got}")):
             yield
+
+
+def make_module(artifact: Artifact) -> nn.Module:
+    """Return the module of a task: lazy layers are real, and fixed tensors are those of the task.
+
+    Raises:
+        EngineError: The module cannot be imported or made, or is not that of the task.
+    """
+    source, spec = artifact.module, artifact.spec
+    assert source is not None, "a task with graphs has no module"
+    path = source.path
+    try:
+        factory = sourced_factory(source)
+        with _random_numbers, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(MODULE_SEED)
+            module = call_factory(path, factory, spec.x_shape, spec.classes)
+            if not isinstance(module, nn.Module):
+                raise EngineError(f"model {path}: must be a torch.nn.Module, got {type(module)}")
+            trained = [tensor.dtype for tensor in module.parameters() if tensor.requires_grad]
+            if set(trained) == {torch.float64}:
+                module.register_forward_pre_hook(_in_float64)
+            if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+                x = torch.zeros((MODULE_BATCH, *spec.x_shape), dtype=torch.float32)
+                with users_code(PluginError), torch.no_grad():
+                    module.eval()(x)
+    except (PluginError, OSError) as exc:
+        raise EngineError(str(exc)) from exc
+    _load_fixed(module, artifact)
+    return module
+
+
+def _in_float64(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return the x of a module whose parameters are float64: a forward pre-hook of torch."""
+    return tuple(x.double() if x.is_floating_point() else x for x in args)
+
+
+def _load_fixed(module: nn.Module, artifact: Artifact) -> None:
+    """Copy the tensors that are no part of the vector into a module."""
+    tensors = named_tensors(module)
+    with torch.no_grad():
+        for name, values in artifact.fixed.items():
+            tensor = tensors.get(name)
+            if tensor is None or tensor.numel() * tensor.element_size() != len(values):
+                got = "none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise EngineError(
+                    f"model {artifact.spec.name}: must have the tensors of the coordinator's, got "
+                    f"{got} for {name}, which has {len(values)} bytes there; install the same "
+                    "versions of torch and of the module on both"
+                )
+            tensor.copy_(_of_bytes(values, tensor))
+
+
+def _of_bytes(values: bytes, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor of this type and shape."""
+    flat = torch.frombuffer(bytearray(values), dtype=tensor.dtype) if values else tensor
+    return flat.view(tensor.shape)
+
+
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def example_losses(output: torch.Tensor, y: torch.Tensor, kind: TaskKind) -> torch.Tensor:

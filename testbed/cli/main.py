@@ -15,7 +15,7 @@ from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.host.termination import STOPPING, signals_restored
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
-from fairbed.wire.console import print_anything
+from fairbed.wire.console import print_anything, read_names_as_utf_8
 
 
 def console() -> int:
@@ -28,6 +28,8 @@ def console() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 failed, 2 bad usage or configuration."""
+    if arguments is None:
+        read_names_as_utf_8()
     print_anything()
     parser = make_parser()
     if "_ARGCOMPLETE" in os.environ:

@@ -326,7 +326,7 @@ def source_findings(inputs: Inputs) -> Iterator[PreflightFinding]:
 
 
 def engine_findings(artifact: Artifact) -> Iterator[PreflightFinding]:
-    """Yield why devices train a model with torch, if it cannot be exported as graphs."""
+    """Yield why devices train a model with torch, and what they do otherwise than its module."""
     if artifact.module is not None and artifact.module.reason:
         yield PreflightFinding(
             "engine",
@@ -334,6 +334,8 @@ def engine_findings(artifact: Artifact) -> Iterator[PreflightFinding]:
             "place of onnxruntime",
             "warning",
         )
+    for remark in artifact.remarks:
+        yield PreflightFinding("model", remark, "warning")
 
 
 def preflight_findings(

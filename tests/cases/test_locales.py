@@ -180,6 +180,7 @@ def test_the_check_of_encodings_finds_what_it_must(line: str, is_found: bool) ->
 
 
 def test_no_text_file_is_opened_in_the_encoding_of_the_locale() -> None:
+    assert all((ROOT / folder).is_dir() for folder in SOURCES)
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in SOURCES
@@ -209,6 +210,47 @@ LOCALES = {
     "latin-1": {"PYTHONIOENCODING": "latin-1"},
     "C": {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONIOENCODING": ""},
 }
+
+
+@pytest.mark.parametrize(("mode", "starts"), [("0", 2), ("1", 1)])
+def test_a_program_reads_names_as_utf_8_in_the_c_locale(
+    tmp_path: Path, mode: str, starts: int
+) -> None:
+    program = tmp_path / "starts.py"
+    program.write_text(
+        "import os, sys\n"
+        "from fairbed.wire.console import print_anything, read_names_as_utf_8\n"
+        "print(os.getpid(), flush=True)\n"
+        "read_names_as_utf_8()\n"
+        "print_anything()\n"
+        "print(ascii(sys.argv[1]), sys.argv[1], sys.stdout.encoding)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, program, "ö"],
+        env=os.environ | LOCALES["C"] | {"PYTHONUTF8": mode},
+        capture_output=True,
+        check=True,
+    )
+    *processes, shown = done.stdout.decode().splitlines()
+    assert (len(processes), len(set(processes))) == (starts, 1)
+    assert shown == ("'\\xf6' o ascii" if mode == "0" else "'\\xf6' ö utf-8")
+
+
+@pytest.mark.parametrize("command", ["fairbed.testbed.cli.main", "fairbed.device_agent.cli"])
+def test_a_command_names_a_file_in_the_c_locale(tmp_path: Path, command: str) -> None:
+    words = ["replay", "ö.toml"] if "testbed" in command else ["run", "--config", "ö.toml"]
+    done = subprocess.run(
+        [sys.executable, "-m", command, *words],
+        cwd=tmp_path,
+        env=os.environ | LOCALES["C"],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    line = done.stderr.decode("ascii")
+    assert "o.toml" in line
+    assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize("locale", LOCALES)

@@ -31,6 +31,11 @@ def unbounded(kind: inspect.Type, path: str, seen: frozenset[type] = frozenset()
             if kind.max_length is None:
                 yield path
             yield from unbounded(kind.item_type, f"{path}[]", seen)
+        case inspect.DictType():
+            if kind.max_length is None:
+                yield path
+            for item in (kind.key_type, kind.value_type):
+                yield from unbounded(item, f"{path}[]", seen)
         case inspect.TupleType():
             for item in kind.item_types:
                 yield from unbounded(item, f"{path}[]", seen)

@@ -108,11 +108,15 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
             f"{spec.name}; choose auto or device"
         )
     try:
+        from fairbed.device_agent.engines.torch import make_module as module_of
         from fairbed.testbed.replay.cohort.functional import TorchTrainer
     except ImportError as exc:
         raise ExperimentError(
             f"replay.engine: torch must be installed, got: {exc}; install fairbed[torch], or "
             "choose auto"
         ) from exc
-    model = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
+    if artifact.module is None:
+        model = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
+    else:
+        model = module_of(artifact)
     return TorchTrainer(model, spec, shards, "cuda" if _has_gpu() else "cpu")
