@@ -34,8 +34,8 @@ Not modelled: the windows of receiver and send buffer, queueing of acknowledgeme
 the other direction, and duplicates of an earlier transfer that are still in the queue.
 
 Source:
-    RFC 8985 (RACK and tail loss probe); RFC 6937 (rate reduction), RFC 6298 (time-out), RFC 5682
-    (F-RTO), RFC 3522 (Eifel detection by time stamps), RFC 3708 (detection by DSACK), RFC 6675
+    RFC 8985 (RACK and tail loss probe); RFC 6937 (rate reduction), RFC 6298 (time-out; its
+    deviation as in `tcp_rtt_estimator`), RFC 5682 (F-RTO), RFC 3522 (Eifel detection by time stamps), RFC 3708 (detection by DSACK), RFC 6675
     (pipe), each as in Linux 6.18, net/ipv4/tcp_input.c, tcp_output.c, tcp_recovery.c, tcp_timer.c.
     The bucket: Linux 6.18, net/sched/sch_htb.c, `htb_class_mode`, `htb_charge_class`.
 Deviates:
@@ -256,6 +256,8 @@ class _Transfer:
         """Rate reduction: window before, packets delivered, and packets sent since."""
         self.probe: _Probe | None = None
         self.rtt_s = sender.srtt_s
+        self.rtt_end = 0
+        """The time-out falls when all packets before this one are acknowledged."""
         self.rto_from = self.probe_from = start
         self.timeouts = 0
         """Time-outs since the last progress."""
@@ -407,7 +409,10 @@ class _Transfer:
         while is_delivered[self.una]:
             self.una += 1
         if newly:
-            self.tcp.on_round_trip(self.rtt_s)
+            is_new_window = self.una > self.rtt_end
+            if is_new_window:
+                self.rtt_end = self.next
+            self.tcp.on_round_trip(self.rtt_s, is_new_window=is_new_window)
         if self.una > before:
             self.timeouts = 0
             self.rto_from = self.probe_from = self.now

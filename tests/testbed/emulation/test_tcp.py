@@ -53,6 +53,25 @@ def settled(window: int = 10) -> TcpSender:
     return TcpSender(cwnd=window, ssthresh=window, srtt_s=2 * DELAY_S, min_rtt_s=2 * DELAY_S)
 
 
+def test_the_time_out_grows_at_once_and_falls_by_a_quarter_per_window() -> None:
+    """Round trips of 0.1 s, one of 2.1 s, and 0.1 s again, by hand (`tcp_rtt_estimator`)."""
+    sender = TcpSender()
+    sender.on_round_trip(0.1)
+    assert sender.rto_s == pytest.approx(0.3)
+    sender.on_round_trip(2.1)
+    assert sender.srtt_s == pytest.approx(0.35)
+    assert sender.rto_s == pytest.approx(0.35 + 0.2 + 2.0 - 0.05)
+    for _ in range(100):  # within one window the deviation does not fall
+        sender.on_round_trip(0.1)
+    assert sender.rto_s == pytest.approx(0.1 + 2.15, abs=0.01)
+    for _ in range(3):
+        sender.on_round_trip(0.1, is_new_window=True)
+    assert sender.rto_s == pytest.approx(0.1 + 0.2 + (2.15 - 0.2) * 0.75**2, abs=0.01)
+    for _ in range(20):
+        sender.on_round_trip(0.1, is_new_window=True)
+    assert sender.rto_s == pytest.approx(0.1 + MIN_RTO_S, abs=0.01)
+
+
 def test_the_first_window_takes_its_transmission_less_a_burst_and_one_delay() -> None:
     end = transfer_end(path(1e6, 0.0), 3.0, 10 * PACKET_BITS, random.Random(0))
     assert end == pytest.approx(3.0 + 9 * PACKET_BITS / 1e6 - burst_s(1e6) + DELAY_S, abs=1e-9)
