@@ -34,8 +34,8 @@ Not modelled: the windows of receiver and send buffer, queueing of acknowledgeme
 the other direction, and duplicates of an earlier transfer that are still in the queue.
 
 Source:
-    RFC 8985 (RACK and tail loss probe); RFC 6937 (rate reduction), RFC 6298 (time-out; its
-    deviation as in `tcp_rtt_estimator`), RFC 5682 (F-RTO), RFC 3522 (Eifel detection by time stamps), RFC 3708 (detection by DSACK), RFC 6675
+    RFC 8985 (RACK and tail loss probe); RFC 6937 (rate reduction), RFC 6298 (time-out), RFC 5682
+    (F-RTO), RFC 3522 (Eifel detection by time stamps), RFC 3708 (detection by DSACK), RFC 6675
     (pipe), each as in Linux 6.18, net/ipv4/tcp_input.c, tcp_output.c, tcp_recovery.c, tcp_timer.c.
     The bucket: Linux 6.18, net/sched/sch_htb.c, `htb_class_mode`, `htb_charge_class`.
 Deviates:
