@@ -574,17 +574,23 @@ class _Transfer:
     # Timers.
 
     def _timer(self) -> tuple[float, Callable[[], None]]:
-        """Return the time of the next timer, and its handler."""
+        """Return the time of the next timer, and its handler.
+
+        Source: `tcp_schedule_loss_probe`, `tcp_send_loss_probe` and `tcp_rearm_rto`, Linux.
+        """
         tcp = self.tcp
         if self.suspects:
             due = self.suspects[0].at + self.rtt_s + self._reordering_s()
             return max(self.now, due), self._on_reordering
         rto_s = min(tcp.rto_s * 2.0**self.timeouts, MAX_RTO_S)
-        if self.mode == "open" and self.probe is None and self.n_delivered == self.una:
+        if self.mode == "open" and self.n_delivered == self.una and self.probe_from > -inf:
             wait_s = 2.0 * tcp.srtt_s + (MIN_RTO_S if self.next - self.una == 1 else PROBE_S)
             at = self.probe_from + (wait_s if tcp.srtt_s else FIRST_RTO_S)
             latest = self.sent_at[self.una] + rto_s
-            return max(self.now, min(at, latest)), self._on_probe
+            if self.probe is None:
+                return max(self.now, min(at, latest)), self._on_probe
+            # The second probe is not sent, and the time-out counts from the first packet.
+            return max(self.now, min(at, self.probe_from + rto_s), latest), self._on_timeout
         return max(self.now, self.rto_from + rto_s), self._on_timeout
 
     def _on_reordering(self) -> None:
@@ -601,7 +607,7 @@ class _Transfer:
             packet = self.next - 1
             self.probe = _Probe(self.next, repairs=not self.has_arrived[packet])
             self._retransmit(packet)
-        self.rto_from = self.now
+        self.rto_from, self.probe_from = self.now, -inf
 
     def _on_timeout(self) -> None:
         """Count the packets in flight as lost, and start with a window of one.

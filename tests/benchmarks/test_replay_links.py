@@ -157,7 +157,8 @@ def test_the_model_has_time_outs_where_a_packet_takes_longer_than_one() -> None:
 def test_a_sender_remembers_the_round_trips_of_a_fall() -> None:
     """Captured in the kernel: an upload of 10.60 s over a fall, and those after it 0.146 s.
 
-    Its time-out of 17 s is longer than the pauses, so its window does not start again.
+    Its time-out of 17 s is longer than the pauses, so its window does not start again. The first
+    one has a spurious time-out: a packet takes longer than one.
     """
     slow = next(cliff for cliff in CLIFFS if min(cliff.rates_bps) == 4e4)
     cliff = msgspec.structs.replace(slow, loss_ratio=0.0, changes_s=(0.171,))
@@ -165,7 +166,7 @@ def test_a_sender_remembers_the_round_trips_of_a_fall() -> None:
     first, *later = (found[at] for at in range(0, len(found), _link_cliffs.DEVICES))
     assert first == pytest.approx(10.6, abs=0.6)
     assert later == pytest.approx([0.146, 0.146], abs=0.01)
-    assert timeouts == 0
+    assert timeouts == _link_cliffs.DEVICES
 
 
 def test_earlier_cliffs_are_compared_again_and_written(

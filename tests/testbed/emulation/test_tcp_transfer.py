@@ -122,6 +122,43 @@ def test_a_time_out_without_a_loss_is_undone() -> None:
     assert sender.ssthresh == math.inf
 
 
+def test_a_second_probe_is_a_time_out_if_the_first_packet_is_old() -> None:
+    """Captured in the kernel, an upload of 120 kB, the rate falls from 8 to 0.04 Mbit/s at 0.17 s.
+
+    0.201 s the last acknowledgement at the fast rate, 0.343 s a probe two round trips later, 0.491
+    s the next acknowledgement, 0.719 s two round trips later the time-out, although the time-out
+    is 0.41 s: it counts from the sending of the first packet, at 0.13 s.
+    """
+    states = [
+        PathState(8e6, DELAY_S, 0.0, 0.0, 0.1705),
+        PathState(4e4, DELAY_S, 0.0, 0.0, math.inf),
+    ]
+    path, sender = stepped(states, 4e5, is_lossy_first=True), TcpSender()
+    transfer = _Timers(_Line(path, random.Random(1), 0.0), 0.0, 8 * 120_000, sender)
+    transfer.run(60.0)
+    (probe, probed_at), (timeout, timed_out_at), *later = transfer.seen
+    assert (probe, timeout) == ("probe", "timeout")
+    assert probed_at == pytest.approx(0.343, abs=0.01)
+    assert timed_out_at == pytest.approx(0.719, abs=0.05)
+    assert not later
+
+
+class _Timers(_CheckedTransfer):
+    """Notes probes and time-outs."""
+
+    def __init__(self, line: _Line, start: float, bits: float, sender: TcpSender) -> None:
+        super().__init__(line, start, bits, sender)
+        self.seen = list[tuple[str, float]]()
+
+    def _on_probe(self) -> None:
+        self.seen.append(("probe", self.now))
+        super()._on_probe()
+
+    def _on_timeout(self) -> None:
+        self.seen.append(("timeout", self.now))
+        super()._on_timeout()
+
+
 def test_a_time_out_with_a_loss_is_not_undone() -> None:
     """A hole drops a window and all its retransmissions."""
     path, sender = cliff((8e6, 0.5), (0.0, 8.0), (8e6, math.inf)), TcpSender()
