@@ -105,6 +105,13 @@ CLIFFS = (
         n_bytes=400_000,
     ),
     Cliff(name="8 to 0.04", rates_bps=(8e6, 4e4), changes_s=(0.2,), n_bytes=120_000),
+    Cliff(
+        name="8 to 0.04, no loss",
+        rates_bps=(8e6, 4e4),
+        changes_s=(0.2,),
+        loss_ratio=0.0,
+        n_bytes=120_000,
+    ),
     Cliff(name="8, 0.4, 8", rates_bps=(8e6, 4e5, 8e6), changes_s=(0.3, 3.3), n_bytes=1_000_000),
     Cliff(name="8, hole, 8", rates_bps=(8e6, 0.0, 8e6), changes_s=(0.5, 2.0), n_bytes=1_000_000),
 )

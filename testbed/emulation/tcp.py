@@ -124,7 +124,7 @@ def expected_lossy_s(
         duration   = (lossless^3 + (packets * per packet)^3)^(1/3),   t = round trip + 0.2 s
 
     `transfer_end` has means within 35 % of it for 100 kB to 1 MB at 2 to 100 Mbit/s, delays of 20
-    to 60 ms and losses from 1 to 10 %; with less loss it is too long by up to 60 %.
+    to 60 ms and losses from 1 to 10 %; with 0.1 % it is up to twice as long.
 
     Args:
         bits: Size of the transfer, shape (K,) or one for all.
