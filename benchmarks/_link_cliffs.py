@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import ceil, inf
@@ -52,6 +52,9 @@ MODELLED = 1000
 REPORT = struct.Struct(">di")
 """Instant, and the time-outs of a sender in this transfer."""
 
+_BYTE_BITS, _REPORT_BITS = 8.0, 8.0 * REPORT.size
+"""Of the messages between two transfers."""
+
 TIMEOUTS_AT = 240
 """Place of `tcpi_total_rto` in `TCP_INFO`."""
 
@@ -65,7 +68,7 @@ class Cliff(msgspec.Struct, frozen=True, kw_only=True):
     rates_bps: tuple[float, ...]
     """One after the other; 0 is a hole in the coverage."""
     changes_s: tuple[float, ...]
-    """Instant of each change, seconds after the start of the transfer."""
+    """Instant of each change, seconds after the begin of a turn; an upload begins a delay later."""
     delay_s: float = 0.03
     loss_ratio: float = 0.005
     queue_bytes: int = 400_000
@@ -102,6 +105,13 @@ CLIFFS = (
         n_bytes=400_000,
     ),
     Cliff(name="8 to 0.04", rates_bps=(8e6, 4e4), changes_s=(0.2,), n_bytes=120_000),
+    Cliff(
+        name="8 to 0.04, no loss",
+        rates_bps=(8e6, 4e4),
+        changes_s=(0.2,),
+        loss_ratio=0.0,
+        n_bytes=120_000,
+    ),
     Cliff(name="8, 0.4, 8", rates_bps=(8e6, 4e5, 8e6), changes_s=(0.3, 3.3), n_bytes=1_000_000),
     Cliff(name="8, hole, 8", rates_bps=(8e6, 0.0, 8e6), changes_s=(0.5, 2.0), n_bytes=1_000_000),
 )
@@ -115,7 +125,8 @@ class CliffRow(msgspec.Struct, frozen=True, kw_only=True):
     direction: str
     count: int
     changed_s: tuple[float, ...]
-    """Mean instant of each change as measured: half way between the request and its success."""
+    """Mean instant of each change as measured, after the first byte of a transfer: half way between
+    the request and its success."""
     live_mean_s: float
     live_p95_s: float
     live_timeouts: float | None
@@ -153,19 +164,45 @@ def compared(row: CliffRow) -> CliffRow:
 
 
 def modelled(cliff: Cliff, direction: str, turns: int, least: int) -> tuple[list[float], int]:
-    """Return durations by the model, and the time-outs of all: connections of `turns` transfers."""
+    """Return durations by the model, and the time-outs in these transfers.
+
+    Devices repeat what `_measured` does: the transfers and messages of both directions by turns, of
+    which each ends with the last device.
+    """
     rng, found, timeouts = random.Random(repr((cliff, direction))), list[float](), 0
-    # The link changes after the command of the machine, which an upload follows by a delay.
-    lead_s = cliff.delay_s if direction == "up" else 0.0
     while len(found) < least:
-        sender, t = TcpSender(), 0.0
+        senders = [{one: TcpSender() for one in DIRECTIONS} for _ in range(DEVICES)]
+        t = 0.0
         for _ in range(turns):
-            path = cliff.path(t - lead_s, direction)
-            end = transfer_end(path, t, 8.0 * cliff.n_bytes, rng, sender, give_up_s=600.0)
-            found.append(end - t)
-            t = end + 2.0 * PAUSE_S + found[-1]  # the other direction has its turn in between
-        timeouts += sender.timeouts
+            for one in DIRECTIONS:
+                t += PAUSE_S
+                made = [_modelled_turn(cliff, one, each, t, rng) for each in senders]
+                t = max(ended for _, _, ended in made)
+                if one == direction:
+                    found += [took_s for took_s, _, _ in made]
+                    timeouts += sum(count for _, count, _ in made)
     return found, timeouts
+
+
+def _modelled_turn(
+    cliff: Cliff, direction: str, senders: Mapping[str, TcpSender], t: float, rng: random.Random
+) -> tuple[float, int, float]:
+    """Return duration and time-outs of a transfer that its turn begins at `t`, and its end."""
+
+    def sent(way: str, bits: float, at: float) -> float:
+        path = cliff.path(start, way)
+        return transfer_end(path, at, bits, rng, senders[way], give_up_s=600.0)
+
+    sender = senders[direction]
+    start = t + cliff.delay_s if direction == "up" else t
+    if direction == "up":
+        sent("down", _BYTE_BITS, t)
+    before = sender.timeouts
+    end = sent(direction, 8.0 * cliff.n_bytes, start)
+    count = sender.timeouts - before
+    if direction == "up":
+        return end - start, count, sent("up", _REPORT_BITS, sent("down", _BYTE_BITS, end))
+    return end - start, count, sent("up", _REPORT_BITS, end)
 
 
 def p95(values: Sequence[float]) -> float:
@@ -225,7 +262,8 @@ async def _turn(
     """Make one transfer of each device.
 
     Returns:
-        Durations, and the time-outs of the senders; and when the link changed, after the start.
+        Durations, and the time-outs of the senders; and when the link changed, after the mean
+        begin of a transfer.
     """
 
     async def change(rate_bps: float) -> None:
@@ -236,7 +274,7 @@ async def _turn(
     await change(cliff.rates_bps[0])
     await anyio.sleep(PAUSE_S)
     make = partial(_download if direction == "down" else _upload, n_bytes=cliff.n_bytes)
-    found, changed = list[tuple[float, int]](), list[float]()
+    found, changed = list[tuple[float, float, int]](), list[float]()
     begun = time.monotonic()
     async with anyio.create_task_group() as group:
 
@@ -248,14 +286,16 @@ async def _turn(
             await anyio.sleep(max(begun + at - time.monotonic(), 0.0))
             requested = time.monotonic()
             await change(rate_bps)
-            changed.append((requested + time.monotonic()) / 2.0 - begun)
-    return found, changed
+            changed.append((requested + time.monotonic()) / 2.0)
+    first = statistics.mean(start for start, _, _ in found)
+    return [(took_s, count) for _, took_s, count in found], [at - first for at in changed]
 
 
 def _at_once(
-    make: Callable[[socket.socket], tuple[float, int]], connections: Sequence[socket.socket]
-) -> list[tuple[float, int]]:
-    found: list[tuple[float, int]] = []
+    make: Callable[[socket.socket], tuple[float, float, int]], connections: Sequence[socket.socket]
+) -> list[tuple[float, float, int]]:
+    """Make a transfer of each connection; return begin, duration and time-outs of each."""
+    found: list[tuple[float, float, int]] = []
     threads = [
         threading.Thread(target=lambda each=each: found.append(make(each))) for each in connections
     ]
@@ -268,20 +308,20 @@ def _at_once(
     return found
 
 
-def _download(connection: socket.socket, n_bytes: int) -> tuple[float, int]:
+def _download(connection: socket.socket, n_bytes: int) -> tuple[float, float, int]:
     before, begun = timeouts_of(connection), time.monotonic()
     connection.sendall(b"d" + bytes(n_bytes))
     ended, _ = REPORT.unpack(_exactly(connection, REPORT.size))
-    return ended - begun, timeouts_of(connection) - before if before >= 0 else -1
+    return begun, ended - begun, timeouts_of(connection) - before if before >= 0 else -1
 
 
-def _upload(connection: socket.socket, n_bytes: int) -> tuple[float, int]:
+def _upload(connection: socket.socket, n_bytes: int) -> tuple[float, float, int]:
     connection.sendall(b"u")
     receive(connection, n_bytes)
     ended = time.monotonic()
     connection.sendall(b"r")
     begun, timeouts = REPORT.unpack(_exactly(connection, REPORT.size))
-    return ended - begun, timeouts
+    return begun, ended - begun, timeouts
 
 
 def timeouts_of(connection: socket.socket) -> int:

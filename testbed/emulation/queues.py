@@ -1,4 +1,4 @@
-"""Depth of the queues of a link: one per direction, where packets wait for their transmission.
+"""Queues of a link: one per direction, where packets wait for their transmission.
 
     depth = queue_bytes of the link, or
             max(2 packets, queue_ms at the fastest rate of the direction), or, if it has neither,
@@ -6,6 +6,10 @@
 
 Bytes are those of full Ethernet frames: 1514 bytes carry 1448 bytes of TCP payload. A queue keeps
 its size when its link becomes slower, as in a base station.
+
+A link saves a burst while it is idle, the tokens of a class of HTB in Linux:
+
+    burst = max(3200 B, 0.5 ms of the rate)        2.5 % of 256 KiB at 100 Mbit/s
 """
 
 from typing import Literal, TypeAlias
@@ -28,6 +32,9 @@ MIN_PACKETS = 2
 
 CODEL_TARGET_S, CODEL_INTERVAL_S = 5e-3, 0.1
 """Waiting time that fq_codel allows, and the window over which it judges: RFC 8290, section 5.2."""
+
+MIN_BURST_BYTES, BURST_S = 3200, 0.5e-3
+"""A burst after a pause."""
 
 MAX_QUEUE_BYTES = 1 << 24
 """Largest queue. One TCP connection has at most 6 MiB in flight by default (Linux, tcp_rmem)."""
@@ -68,3 +75,21 @@ def depth_s(queue_bytes: int, rate_bps: float) -> float:
         rate_bps: Rate of TCP payload, bit/s, more than 0.
     """
     return 8.0 * queue_bytes * PAYLOAD_BYTES / FRAME_BYTES / rate_bps
+
+
+def burst_bytes(wire_bps: int) -> int:
+    """Return the size of a burst after a pause.
+
+    Args:
+        wire_bps: Rate of frames, bit/s.
+    """
+    return max(MIN_BURST_BYTES, int(wire_bps * BURST_S / 8))
+
+
+def burst_s(rate_bps: float) -> float:
+    """Return the transmission time that a burst saves, seconds.
+
+    Args:
+        rate_bps: Rate of TCP payload, bit/s, more than 0.
+    """
+    return max(8.0 * MIN_BURST_BYTES * PAYLOAD_BYTES / FRAME_BYTES / rate_bps, BURST_S)

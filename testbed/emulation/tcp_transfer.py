@@ -5,6 +5,14 @@ reduction, tail loss probe, retransmission time-out with F-RTO, and the undo of 
 path keeps the order of its packets, so that each packet costs one step and no queue of events: its
 fate and its arrival are known when it is sent.
 
+The bottleneck is a class of HTB, as in a network of namespaces: a bucket of seconds.
+
+    tokens(t) = min(t - free, burst),   burst as in `testbed.emulation.queues`, at the rate of then
+    A packet leaves, whole, as soon as tokens >= 0, and takes bits / rate of them.
+
+So a packet arrives as its transmission begins, three of them at once after a pause, and what one
+owes keeps its length in seconds when the rate changes.
+
 The sender counts per packet and not per sending, as Linux does. A packet that is acknowledged
 leaves the count of packets in flight with all its sendings, also with a retransmission that still
 waits in a queue. These statements hold between two events (`violations` checks them):
@@ -29,6 +37,7 @@ Source:
     RFC 8985 (RACK and tail loss probe); RFC 6937 (rate reduction), RFC 6298 (time-out), RFC 5682
     (F-RTO), RFC 3522 (Eifel detection by time stamps), RFC 3708 (detection by DSACK), RFC 6675
     (pipe), each as in Linux 6.18, net/ipv4/tcp_input.c, tcp_output.c, tcp_recovery.c, tcp_timer.c.
+    The bucket: Linux 6.18, net/sched/sch_htb.c, `htb_class_mode`, `htb_charge_class`.
 Deviates:
     The sender knows which sending of a packet arrived. Linux takes an acknowledgement that is as
     old as a round trip for that of the last sending.
@@ -39,6 +48,7 @@ from collections.abc import Callable, Iterator
 from math import ceil, exp, inf, isfinite, sqrt
 from typing import Literal, NamedTuple
 
+from fairbed.testbed.emulation.queues import burst_s
 from fairbed.testbed.emulation.tcp import (
     DELAYED_ACK_S,
     DUPLICATES,
@@ -109,9 +119,11 @@ class _Line:
     def __init__(self, path: TcpPath, rng: Draws, start: float) -> None:
         self._path, self._rng = path, rng
         self.state = path.at(start)
-        self._free = self._last_due = self._last_back = start
+        self._free = -inf
+        """The bucket has 0 tokens then."""
+        self._last_due = self._last_back = start
         self._queued: deque[float] = deque()
-        """When each packet in the queue has left it."""
+        """When each packet in the queue leaves it."""
         self._limit = max(1.0, path.queue_bytes / WIRE_BYTES)
         self._noise = [rng.gauss(0.0, 1.0), rng.gauss(0.0, 1.0)] if self.state.jitter_s else []
         self._noise_at = [start, start]
@@ -153,23 +165,17 @@ class _Line:
         queued = self._queued
         while queued and queued[0] <= now:
             queued.popleft()
-        if len(queued) > self._limit:
+        if len(queued) + 1 > self._limit:
             return inf
-        t, state = max(self._free, now), self.state
-        while True:
-            if t >= state.until:
-                state = self._path.at(t)
-            if state.rate_bps == 0.0:
-                self._free = t
-                return inf
-            end = t + bits / state.rate_bps
-            if end <= state.until:
-                break
-            bits -= (state.until - t) * state.rate_bps
-            t = state.until
-        self._free = end
-        queued.append(end)
-        return end
+        left, state = max(self._free, now), self.state
+        while left >= state.until and state.rate_bps > 0.0:
+            state = self._path.at(state.until)
+        if state.rate_bps == 0.0:
+            return inf
+        tokens_s = min(left - self._free, burst_s(state.rate_bps))
+        self._free = left - tokens_s + bits / state.rate_bps
+        queued.append(left)
+        return left
 
     def _delay_s(self, state: PathState, now: float, way: int) -> float:
         jitter_s = state.jitter_s
@@ -250,6 +256,8 @@ class _Transfer:
         """Rate reduction: window before, packets delivered, and packets sent since."""
         self.probe: _Probe | None = None
         self.rtt_s = sender.srtt_s
+        self.rtt_end = 0
+        """The time-out falls when all packets before this one are acknowledged."""
         self.rto_from = self.probe_from = start
         self.timeouts = 0
         """Time-outs since the last progress."""
@@ -401,7 +409,10 @@ class _Transfer:
         while is_delivered[self.una]:
             self.una += 1
         if newly:
-            self.tcp.on_round_trip(self.rtt_s)
+            is_new_window = self.una > self.rtt_end
+            if is_new_window:
+                self.rtt_end = self.next
+            self.tcp.on_round_trip(self.rtt_s, is_new_window=is_new_window)
         if self.una > before:
             self.timeouts = 0
             self.rto_from = self.probe_from = self.now
@@ -563,17 +574,23 @@ class _Transfer:
     # Timers.
 
     def _timer(self) -> tuple[float, Callable[[], None]]:
-        """Return the time of the next timer, and its handler."""
+        """Return the time of the next timer, and its handler.
+
+        Source: `tcp_schedule_loss_probe`, `tcp_send_loss_probe` and `tcp_rearm_rto`, Linux.
+        """
         tcp = self.tcp
         if self.suspects:
             due = self.suspects[0].at + self.rtt_s + self._reordering_s()
             return max(self.now, due), self._on_reordering
         rto_s = min(tcp.rto_s * 2.0**self.timeouts, MAX_RTO_S)
-        if self.mode == "open" and self.probe is None and self.n_delivered == self.una:
+        if self.mode == "open" and self.n_delivered == self.una and self.probe_from > -inf:
             wait_s = 2.0 * tcp.srtt_s + (MIN_RTO_S if self.next - self.una == 1 else PROBE_S)
             at = self.probe_from + (wait_s if tcp.srtt_s else FIRST_RTO_S)
             latest = self.sent_at[self.una] + rto_s
-            return max(self.now, min(at, latest)), self._on_probe
+            if self.probe is None:
+                return max(self.now, min(at, latest)), self._on_probe
+            # The second probe is not sent, and the time-out counts from the first packet.
+            return max(self.now, min(at, self.probe_from + rto_s), latest), self._on_timeout
         return max(self.now, self.rto_from + rto_s), self._on_timeout
 
     def _on_reordering(self) -> None:
@@ -590,7 +607,7 @@ class _Transfer:
             packet = self.next - 1
             self.probe = _Probe(self.next, repairs=not self.has_arrived[packet])
             self._retransmit(packet)
-        self.rto_from = self.now
+        self.rto_from, self.probe_from = self.now, -inf
 
     def _on_timeout(self) -> None:
         """Count the packets in flight as lost, and start with a window of one.

@@ -134,12 +134,15 @@ SLOW = Cliff(
 
 
 def test_without_loss_a_cliff_has_the_integral_of_its_rates() -> None:
-    """The first 0.4 s carry 1.6 Mbit less what slow start leaves idle, then 0.5 Mbit/s."""
+    """The first 0.4 s carry 1.6 Mbit less what slow start leaves idle, then 0.5 Mbit/s.
+
+    A burst of 2.11 packets and the last one, which leaves as its transmission begins, cost nothing.
+    """
     for direction in ("down", "up"):
         found, timeouts = _link_cliffs.modelled(SLOW, direction, turns=3, least=6)
         idle = 4e6 * 3 * 2 * SLOW.delay_s
-        least_s = 0.4 + (8.0 * SLOW.n_bytes - 4e6 * 0.4) / 5e5
-        assert len(found) == 6
+        least_s = 0.4 + (8.0 * SLOW.n_bytes - 4e6 * 0.4 - 3.2 * 8.0 * 1448) / 5e5
+        assert len(found) == 3 * _link_cliffs.DEVICES
         for took_s in found:
             assert least_s < took_s < least_s + idle / 5e5
         assert timeouts == 0
@@ -149,6 +152,21 @@ def test_the_model_has_time_outs_where_a_packet_takes_longer_than_one() -> None:
     slow = next(cliff for cliff in CLIFFS if min(cliff.rates_bps) == 4e4)
     _, timeouts = _link_cliffs.modelled(slow, "down", turns=3, least=30)
     assert timeouts > 0
+
+
+def test_a_sender_remembers_the_round_trips_of_a_fall() -> None:
+    """Captured in the kernel: an upload of 10.60 s over a fall, and those after it 0.146 s.
+
+    Its time-out of 17 s is longer than the pauses, so its window does not start again. The first
+    one has a spurious time-out: a packet takes longer than one.
+    """
+    slow = next(cliff for cliff in CLIFFS if min(cliff.rates_bps) == 4e4)
+    cliff = msgspec.structs.replace(slow, loss_ratio=0.0, changes_s=(0.171,))
+    found, timeouts = _link_cliffs.modelled(cliff, "up", turns=3, least=1)
+    first, *later = (found[at] for at in range(0, len(found), _link_cliffs.DEVICES))
+    assert first == pytest.approx(10.6, abs=0.6)
+    assert later == pytest.approx([0.146, 0.146], abs=0.01)
+    assert timeouts == _link_cliffs.DEVICES
 
 
 def test_earlier_cliffs_are_compared_again_and_written(

@@ -8,6 +8,8 @@ from fairbed.testbed.emulation.queues import (
     FRAME_BYTES,
     MAX_QUEUE_BYTES,
     PAYLOAD_BYTES,
+    burst_bytes,
+    burst_s,
     codel_target_s,
     depth_bytes,
     depth_s,
@@ -52,3 +54,19 @@ def test_each_direction_has_its_own_fastest_rate() -> None:
 def test_only_fq_codel_has_a_target() -> None:
     assert codel_target_s(LinkQueue()) is None
     assert codel_target_s(LinkQueue(discipline="fq_codel")) == 0.005
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "burst"),
+    [
+        (100_000, 3200),
+        (1_000_000, 3200),
+        (100_000_000, 6250),
+        (500_000_000, 31_250),
+        (10_000_000_000, 625_000),
+    ],
+)
+def test_a_burst_grows_with_the_rate_from_a_minimum(rate_bps: int, burst: int) -> None:
+    assert burst_bytes(rate_bps) == burst
+    payload_bps = rate_bps * PAYLOAD_BYTES / FRAME_BYTES
+    assert burst_s(payload_bps) == pytest.approx(8.0 * burst / rate_bps)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbed.testbed.emulation.queues import burst_s
 from fairbed.testbed.emulation.tcp import (
     BETA,
     MIN_RTO_S,
@@ -52,9 +53,28 @@ def settled(window: int = 10) -> TcpSender:
     return TcpSender(cwnd=window, ssthresh=window, srtt_s=2 * DELAY_S, min_rtt_s=2 * DELAY_S)
 
 
-def test_the_first_window_takes_its_transmission_and_one_delay() -> None:
+def test_the_time_out_grows_at_once_and_falls_by_a_quarter_per_window() -> None:
+    """Round trips of 0.1 s, one of 2.1 s, and 0.1 s again, by hand (`tcp_rtt_estimator`)."""
+    sender = TcpSender()
+    sender.on_round_trip(0.1)
+    assert sender.rto_s == pytest.approx(0.3)
+    sender.on_round_trip(2.1)
+    assert sender.srtt_s == pytest.approx(0.35)
+    assert sender.rto_s == pytest.approx(0.35 + 0.2 + 2.0 - 0.05)
+    for _ in range(100):  # within one window the deviation does not fall
+        sender.on_round_trip(0.1)
+    assert sender.rto_s == pytest.approx(0.1 + 2.15, abs=0.01)
+    for _ in range(3):
+        sender.on_round_trip(0.1, is_new_window=True)
+    assert sender.rto_s == pytest.approx(0.1 + 0.2 + (2.15 - 0.2) * 0.75**2, abs=0.01)
+    for _ in range(20):
+        sender.on_round_trip(0.1, is_new_window=True)
+    assert sender.rto_s == pytest.approx(0.1 + MIN_RTO_S, abs=0.01)
+
+
+def test_the_first_window_takes_its_transmission_less_a_burst_and_one_delay() -> None:
     end = transfer_end(path(1e6, 0.0), 3.0, 10 * PACKET_BITS, random.Random(0))
-    assert end == pytest.approx(3.0 + 10 * PACKET_BITS / 1e6 + DELAY_S, abs=1e-9)
+    assert end == pytest.approx(3.0 + 9 * PACKET_BITS / 1e6 - burst_s(1e6) + DELAY_S, abs=1e-9)
 
 
 @pytest.mark.parametrize(("packets", "round_trips"), [(10, 0), (11, 1), (30, 1), (31, 2), (70, 2)])
@@ -64,7 +84,11 @@ def test_windows_double_in_each_round_trip(packets: int, round_trips: int) -> No
 
 
 def test_the_link_carries_the_integral_of_its_rate() -> None:
-    """1 s at 1 Mbit/s and the rest at 10 Mbit/s; the window of 200 packets never limits."""
+    """1 s at 1 Mbit/s and the rest at 10 Mbit/s; the window of 200 packets never limits.
+
+    The last one of 89 packets of the first second keeps its length, and the last of all leaves as
+    its transmission begins.
+    """
 
     def at(t: float) -> PathState:
         return PathState(1e6 if t < 1.0 else 1e7, DELAY_S, 0.0, 0.0, 1.0 if t < 1.0 else math.inf)
@@ -72,7 +96,9 @@ def test_the_link_carries_the_integral_of_its_rate() -> None:
     bits = 200 * PACKET_BITS
     link = TcpPath(at=at, queue_bytes=math.inf)
     end = transfer_end(link, 0.0, bits, random.Random(0), settled(200))
-    assert end == pytest.approx(1.0 + (bits - 1e6) / 1e7 + DELAY_S, abs=1e-6)
+    slow_s = 89 * PACKET_BITS / 1e6 - burst_s(1e6)
+    assert 1.0 < slow_s < 1.0 + PACKET_BITS / 1e6
+    assert end == pytest.approx(slow_s + 110 * PACKET_BITS / 1e7 + DELAY_S, abs=1e-6)
 
 
 def test_a_lost_packet_within_a_window_costs_a_round_trip() -> None:
@@ -240,9 +266,10 @@ def test_a_transfer_is_never_faster_than_its_link_and_repeats_exactly(
     bits = packets * PACKET_BITS
     first = transfer_end(link, 1.0, bits, random.Random(seed))
     assert first == transfer_end(link, 1.0, bits, random.Random(seed))
-    assert 1.0 + bits / rate_bps <= first < math.inf
+    sent_s = (math.ceil(packets) - 1) * PACKET_BITS / rate_bps - burst_s(rate_bps)
+    assert 1.0 + max(0.0, sent_s) <= first < math.inf
     if jitter_s == 0.0:
-        assert first >= 1.0 + bits / rate_bps + DELAY_S - 1e-9
+        assert first >= 1.0 + max(0.0, sent_s) + DELAY_S - 1e-9
 
 
 @pytest.mark.parametrize(("loss", "within"), [(0.0, 1e-9), (0.01, 0.35), (0.05, 0.35)])

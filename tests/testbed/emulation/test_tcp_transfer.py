@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._tcp_sweep import DRIVES, KINDS, drives, folder, stepped, sweep
+from fairbed.testbed.emulation.queues import burst_s
 from fairbed.testbed.emulation.tcp import FIRST_WINDOW, PathState, TcpPath, TcpSender
 from fairbed.testbed.emulation.tcp_transfer import (
     BrokenInvariantError,
@@ -40,15 +41,69 @@ def checked(path: TcpPath, packets: float, seed: int, sender: TcpSender | None =
     return transfer_end(path, 0.0, bits, random.Random(seed), sender, give_up_s=600.0, checks=True)
 
 
+def arrivals(line: _Line, sent: Sequence[float]) -> list[float]:
+    """Return when full packets that are sent at these instants arrive."""
+    return [line.forward(t, PACKET_BITS) for t in sent]
+
+
+@pytest.mark.parametrize("is_lossy_first", [False, True])
+def test_a_link_sends_a_burst_after_a_pause_and_then_its_rate(is_lossy_first: bool) -> None:
+    """3200 of 1514 bytes each are 2.11 packets: the first three leave at once.
+
+    HTB in network namespaces: the first three of ten packets at 8 Mbit/s arrive in one millisecond.
+    """
+    packet_s = PACKET_BITS / 8e6
+    path = TcpPath.constant(8e6, DELAY_S, 0.0, is_lossy_first=is_lossy_first)
+    line = _Line(path, random.Random(1), 0.0)
+    for pause in (0.0, 5.0):
+        waits = [at - pause - DELAY_S for at in arrivals(line, [pause] * 10)]
+        expected = [max(0.0, n - 3200 / 1514) * packet_s for n in range(10)]
+        assert waits == pytest.approx(expected)
+
+
+def test_what_a_packet_owes_keeps_its_seconds_when_the_rate_falls() -> None:
+    """As in HTB, whose tokens are seconds: one more packet passes before the slow rate counts."""
+    line = _Line(cliff((8e6, 1.0), (8e4, math.inf)), random.Random(1), 0.0)
+    fast_s, slow_s = PACKET_BITS / 8e6, PACKET_BITS / 8e4
+    line.forward(0.0, 3.5 * PACKET_BITS)
+    begin = 1.0 - fast_s / 2.0
+    line.forward(begin - fast_s, 4.0 * PACKET_BITS)  # owes 2.89 packets, so 1.89 at `begin`
+    first, second, third = (at - DELAY_S for at in arrivals(line, [begin] * 3))
+    assert first == pytest.approx(begin + (4.0 - 1.0 - 3200 / 1514) * fast_s)
+    assert [second - first, third - second] == pytest.approx([slow_s, slow_s])
+
+
+def test_an_outage_drops_what_is_queued_behind_the_debt_of_a_packet() -> None:
+    line = _Line(cliff((8e4, 1.0), (0.0, 1.05), (8e4, math.inf)), random.Random(1), 0.0)
+    arrivals(line, [0.9] * 3)  # the next one leaves 0.27 s later, after the outage
+    assert arrivals(line, [0.9, 1.01]) == [math.inf, math.inf]
+    assert line.forward(1.06, PACKET_BITS) < math.inf
+
+
+def test_a_queue_holds_the_packets_that_wait() -> None:
+    line = _Line(TcpPath.constant(8e6, DELAY_S, 0.0, queue_bytes=5 * 1514), random.Random(1), 0.0)
+    found = arrivals(line, [0.0] * 10)
+    assert [at < math.inf for at in found] == [True] * 8 + [False] * 2  # 3 have left
+
+
+def test_a_transfer_takes_as_long_as_in_the_kernel() -> None:
+    """120 kB at 8 Mbit/s and 60 ms without loss: 0.226 to 0.231 s in network namespaces.
+
+    Less the lateness of their relay, 0.4 ms for each of seven ways.
+    """
+    path = TcpPath.constant(8e6, DELAY_S, 0.0)
+    assert 0.223 < transfer_end(path, 0.0, 8 * 120_000, random.Random(1)) < 0.226
+
+
 def test_retransmissions_of_delivered_packets_do_not_fill_the_window() -> None:
     """The rate falls from 100 to 0.1 Mbit/s with a window in the queue.
 
     Originals arrive after the time-out. When they were counted by sending, their retransmissions in
     the queue filled the window, and the timer read the time of a packet that was never sent.
     """
-    path, sender = cliff((1e8, 0.5), (1e5, math.inf), loss=0.005), TcpSender()
-    end = checked(path, 200, 5, sender)
-    assert 200 * PACKET_BITS / 1e8 < end < 200 * PACKET_BITS / 1e5
+    path, sender = cliff((1e8, 0.5), (1e5, math.inf), loss=0.02), TcpSender()
+    end = checked(path, 300, 18, sender)
+    assert 300 * PACKET_BITS / 1e8 < end < 300 * PACKET_BITS / 1e5
     assert sender.timeouts > 0
 
 
@@ -65,6 +120,43 @@ def test_a_time_out_without_a_loss_is_undone() -> None:
     assert 1 <= transfer.serial - transfer.n <= 5
     assert sender.cwnd > 2 * FIRST_WINDOW
     assert sender.ssthresh == math.inf
+
+
+def test_a_second_probe_is_a_time_out_if_the_first_packet_is_old() -> None:
+    """Captured in the kernel, an upload of 120 kB, the rate falls from 8 to 0.04 Mbit/s at 0.17 s.
+
+    0.201 s the last acknowledgement at the fast rate, 0.343 s a probe two round trips later, 0.491
+    s the next acknowledgement, 0.719 s two round trips later the time-out, although the time-out
+    is 0.41 s: it counts from the sending of the first packet, at 0.13 s.
+    """
+    states = [
+        PathState(8e6, DELAY_S, 0.0, 0.0, 0.1705),
+        PathState(4e4, DELAY_S, 0.0, 0.0, math.inf),
+    ]
+    path, sender = stepped(states, 4e5, is_lossy_first=True), TcpSender()
+    transfer = _Timers(_Line(path, random.Random(1), 0.0), 0.0, 8 * 120_000, sender)
+    transfer.run(60.0)
+    (probe, probed_at), (timeout, timed_out_at), *later = transfer.seen
+    assert (probe, timeout) == ("probe", "timeout")
+    assert probed_at == pytest.approx(0.343, abs=0.01)
+    assert timed_out_at == pytest.approx(0.719, abs=0.05)
+    assert not later
+
+
+class _Timers(_CheckedTransfer):
+    """Notes probes and time-outs."""
+
+    def __init__(self, line: _Line, start: float, bits: float, sender: TcpSender) -> None:
+        super().__init__(line, start, bits, sender)
+        self.seen = list[tuple[str, float]]()
+
+    def _on_probe(self) -> None:
+        self.seen.append(("probe", self.now))
+        super()._on_probe()
+
+    def _on_timeout(self) -> None:
+        self.seen.append(("timeout", self.now))
+        super()._on_timeout()
 
 
 def test_a_time_out_with_a_loss_is_not_undone() -> None:
@@ -108,7 +200,7 @@ def test_the_statements_hold_on_any_path(
         end = transfer_end(
             path, t, packets * PACKET_BITS, rng, sender, give_up_s=300.0, checks=True
         )
-        assert end >= t + packets * PACKET_BITS / fastest
+        assert end >= t + (math.ceil(packets) - 1) * PACKET_BITS / fastest - burst_s(3e4)
         t = end if end < math.inf else t + 300.0
 
 

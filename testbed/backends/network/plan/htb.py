@@ -18,8 +18,8 @@ instead of TBF, because TBF refills its bucket at each change: a trace of 10 Hz 
 18 % too much.
 
     wire rate = goodput * packet / 1448           a full packet carries 1448 bytes of payload
-    burst     = max(3200 B, 0.5 ms of the rate)   2.5 % of 256 KiB at 100 Mbit/s
-    queue     = `testbed.emulation.queues`, the same for all rates of the link
+    burst     = `testbed.emulation.queues`
+    queue     = the same, for all rates of the link
 
 A queue keeps its size when its link becomes slower, as in a base station; most steps of a trace
 then cost one line, not two. It drops what does not fit, or is an fq_codel where the kernel has it.
@@ -58,12 +58,12 @@ from fairbed.testbed.emulation.queues import (
     FRAME_BYTES,
     MAX_QUEUE_BYTES,
     PAYLOAD_BYTES,
+    burst_bytes,
 )
 
 IP_BYTES = 1500
 """Bytes that a shaper counts for a full packet on a TUN link."""
 
-MIN_BURST_BYTES, BURST_S = 3200, 0.5e-3
 UNLIMITED_BPS = 100_000_000_000
 """Wire rate of a direction without a limit; the class stays, so that a limit can be set later."""
 
@@ -282,11 +282,6 @@ def wire_bps(goodput_bps: float | None, packet_bytes: int) -> int:
     if goodput_bps is None:
         return UNLIMITED_BPS
     return min(round(goodput_bps * packet_bytes / PAYLOAD_BYTES), UNLIMITED_BPS)
-
-
-def burst_bytes(rate_bps: int) -> int:
-    """Return the size of a burst after a pause."""
-    return max(MIN_BURST_BYTES, int(rate_bps * BURST_S / 8))
 
 
 def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:

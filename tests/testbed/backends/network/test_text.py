@@ -99,20 +99,6 @@ def test_the_wire_rate_carries_the_configured_payload_rate() -> None:
     assert htb.wire_bps(None, FRAME_BYTES) == 100_000_000_000
 
 
-@pytest.mark.parametrize(
-    ("rate_bps", "burst"),
-    [
-        (100_000, 3200),
-        (1_000_000, 3200),
-        (100_000_000, 6250),
-        (500_000_000, 31_250),
-        (10_000_000_000, 625_000),
-    ],
-)
-def test_a_burst_grows_with_the_rate_from_a_minimum(rate_bps: int, burst: int) -> None:
-    assert htb.burst_bytes(rate_bps) == burst
-
-
 def test_a_relayed_link_queues_packets_that_its_relay_has_not_read() -> None:
     assert "link set d3 txqueuelen 5000" in links.hub_side_lines(ADDRESSES, 3, is_relayed=True)
     lines = links.device_side_lines(ADDRESSES, 3, is_relayed=True)
