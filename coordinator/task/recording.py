@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.export import Dim, ExportedProgram, export
-from torch.export.experimental import _export_forward_backward
+from torch.export.exported_program import _decompose_exported_program
 
+from fairbed.coordinator.task.decomposition import Rewriting, decompositions
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import TaskKind, TaskSpec
 from fairbed.wire.plugins import place_of
@@ -17,7 +19,7 @@ from fairbed.wire.plugins import place_of
 PREFIX = "model."
 """Prefix of the names of a module's tensors in a recorded graph."""
 
-TRACE_BATCH = 4
+TRACE_BATCH = 13
 """Batch size for recording: each one >= 2 gives the same graph, which is valid for all >= 1."""
 
 
@@ -119,7 +121,14 @@ class Recorder:
         """
         program = self._record(_TrainingLoss, "x", "y", "w")
         with self._translated():
-            return _export_forward_backward(program)
+            joint: ExportedProgram = _decompose_exported_program(
+                program,
+                cia_to_decomp={},
+                python_decomp_table=decompositions(),
+                joint_loss_index=0,
+                decompose_custom_triton_ops=False,
+            )
+            return joint
 
     def evaluation(self) -> ExportedProgram:
         """Return the outputs of `TaskSpec.evaluation_outputs`, in eval mode."""
@@ -132,7 +141,7 @@ class Recorder:
         module = kind(self._model, self._spec)
         examples = self._examples()
         batch = Dim("batch", min=2)
-        with self._translated():
+        with self._translated(), Rewriting():
             return export(
                 module,
                 tuple(examples[name] for name in names),
@@ -142,7 +151,13 @@ class Recorder:
 
     def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
         with self._translated():
-            decomposed: ExportedProgram = program.run_decompositions()
+            decomposed: ExportedProgram = _decompose_exported_program(
+                program,
+                cia_to_decomp={},
+                python_decomp_table=decompositions(),
+                joint_loss_index=None,
+                decompose_custom_triton_ops=False,
+            )
             return decomposed
 
     def _examples(self) -> dict[str, torch.Tensor]:
@@ -162,7 +177,7 @@ class Recorder:
         level = log.level
         log.setLevel(logging.CRITICAL)  # it logs a traceback of what is raised, too
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 warnings.simplefilter("ignore")
                 yield
         except (Exception, SystemExit) as exc:  # the tracer may raise anything

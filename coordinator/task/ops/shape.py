@@ -63,9 +63,17 @@ def _squeeze(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _expand(lowering: Lowering, node: fx.Node) -> Value:
+    """Expand axes of size 1; 1 in the shape of ONNX keeps an axis, such as that of the batch."""
     source, dims, *_ = arguments(node)
-    sizes = lowering.sizes(dims, shape_of(node))
-    return lowering.graph.op("Expand", lowering.value(source), sizes)
+    have, wanted = shape_of(source), shape_of(node)
+    have = [1] * (len(wanted) - len(have)) + have
+    kept = [1 if str(old) == str(new) else new for old, new in zip(have, wanted, strict=True)]
+    if all(isinstance(size, int) and size == 1 for size in kept):
+        value = lowering.value(source)
+        missing = list(range(len(wanted) - len(shape_of(source))))
+        return lowering.graph.op("Unsqueeze", value, lowering.graph.ints(missing)) if missing else value
+    parts = [1 if isinstance(n, int) and n == 1 else dim for n, dim in zip(kept, dims, strict=True)]
+    return lowering.graph.op("Expand", lowering.value(source), lowering.sizes(parts, kept))
 
 
 def _getitem(lowering: Lowering, node: fx.Node) -> Value:
