@@ -18,7 +18,8 @@ from typing import TypeAlias
 from fairbed.wire.errors import DecodeError
 
 _OPERATIONS = """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast
+    Ceil
     Clip Concat Conv ConvTranspose Cos Cosh CumSum Div Equal Erf Exp Expand Floor Gather
     GatherElements GatherND Gemm Greater GreaterOrEqual HardSigmoid HardSwish Identity
     LayerNormalization Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or

@@ -100,8 +100,72 @@ def _same(convolution: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return rewritten
 
 
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Return v g / |v|, with the norm over all axes but one; -1 stands for none left out."""
+    axes = [axis for axis in range(v.dim()) if dim == -1 or axis != dim % v.dim()]
+    return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
+
+
+def _bilinear(
+    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x W_o z + b_o for each output o."""
+    found = ((x @ weight).movedim(0, -2) * z.unsqueeze(-2)).sum(-1)
+    return found if bias is None else found + bias
+
+
+def _unfold(
+    x: torch.Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> torch.Tensor:
+    """Return the windows of pictures as columns, shape (B, C k k, positions)."""
+    kernel, steps, pads, strides = (
+        [given] * 2 if isinstance(given, int) else list(given)
+        for given in (kernel_size, dilation, padding, stride)
+    )
+    x = _pad(x, [pads[1], pads[1], pads[0], pads[0]])
+    counts = [
+        (size - step * (k - 1) - 1) // by + 1
+        for size, k, step, by in zip(x.shape[2:], kernel, steps, strides, strict=True)
+    ]
+    rows, columns = (step * (count - 1) + 1 for step, count in zip(strides, counts, strict=True))
+    parts = [
+        x[:, :, i : i + rows : strides[0], j : j + columns : strides[1]]
+        for i in range(0, kernel[0] * steps[0], steps[0])
+        for j in range(0, kernel[1] * steps[1], steps[1])
+    ]
+    return torch.stack(parts, 2).flatten(3).flatten(1, 2)
+
+
+def _local_response_norm(
+    x: torch.Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> torch.Tensor:
+    """Return x / (k + alpha mean over neighbouring channels of x^2)^beta."""
+    squares = _pad(x * x, [0, 0] * (x.dim() - 2) + [size // 2, (size - 1) // 2])
+    channels = x.shape[1]
+    total = squares.narrow(1, 0, channels)
+    for at in range(1, size):
+        total = total + squares.narrow(1, at, channels)
+    return x / (k + total * (alpha / size)) ** beta
+
+
+def _rms_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """Normalise with the epsilon of float32, which torch takes from the type of x."""
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    return torch.rms_norm(x, list(normalized_shape), weight, eps)
+
+
 _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     functional.pad: _pad,
+    functional.unfold: _unfold,
+    functional.bilinear: _bilinear,
+    functional.local_response_norm: _local_response_norm,
+    functional.rms_norm: _rms_norm,
+    torch._weight_norm: _weight_norm,
     torch.conv1d: _same(torch.conv1d),
     torch.conv2d: _same(torch.conv2d),
     torch.conv3d: _same(torch.conv3d),

@@ -24,8 +24,11 @@ _TRANSPOSED = {
 }
 
 
-def _tensor(value: NDArray[Any] | None) -> torch.Tensor | None:
-    return None if value is None else torch.from_numpy(np.ascontiguousarray(value))
+_MAXIMA = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+
+
+def _tensor(value: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.array(value, order="C"))
 
 
 def _symmetric(pads: Sequence[int], kind: str) -> list[int]:
@@ -35,14 +38,14 @@ def _symmetric(pads: Sequence[int], kind: str) -> list[int]:
     return begin
 
 
-class Conv(OpRun):  # type: ignore[misc]  # onnx is untyped here
+class Conv(OpRun):
     """Convolution."""
 
     def _run(self, x: Any, w: Any, b: Any = None, **given: Any) -> Any:
         found = _CONVOLUTIONS[x.ndim - 2](
             _tensor(x),
             _tensor(w),
-            _tensor(b),
+            None if b is None else _tensor(b),
             stride=given["strides"],
             padding=_symmetric(given["pads"], "Conv"),
             dilation=given["dilations"],
@@ -51,7 +54,7 @@ class Conv(OpRun):  # type: ignore[misc]  # onnx is untyped here
         return (found.numpy(),)
 
 
-class ConvTranspose(OpRun):  # type: ignore[misc]
+class ConvTranspose(OpRun):
     """Transposed convolution."""
 
     def _run(self, x: Any, w: Any, b: Any = None, **given: Any) -> Any:
@@ -60,7 +63,7 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         found = _TRANSPOSED[rank](
             _tensor(x),
             _tensor(w),
-            _tensor(b),
+            None if b is None else _tensor(b),
             stride=strides,
             dilation=given["dilations"] or [1] * rank,
             groups=given["group"] or 1,
@@ -73,6 +76,30 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
                 found = functional.pad(found, [0, 0] * (rank - 1 - axis) + [0, extra])
             found = found.narrow(2 + axis, pads[axis], size)
         return (found.contiguous().numpy(),)
+
+
+class MaxPool(OpRun):
+    """Maximum of windows, and where it is: of equal inputs the first, as in torch and onnxruntime.
+
+    The evaluator's own takes another one.
+    """
+
+    def _run(self, x: Any, **given: Any) -> Any:
+        rank, pads = x.ndim - 2, given["pads"] or [0] * (2 * (x.ndim - 2))
+        sizes = [(low, high) for low, high in zip(pads[:rank], pads[rank:], strict=True)]
+        places = np.arange(x.size, dtype=np.int64).reshape(x.shape)
+        around = [(0, 0), (0, 0), *sizes]
+        values = torch.from_numpy(np.pad(x, around, constant_values=-np.inf))
+        padded = np.pad(places, around, constant_values=-1).reshape(*x.shape[:2], -1)
+        pooled, at = _MAXIMA[rank](
+            values,
+            given["kernel_shape"],
+            stride=given["strides"],
+            dilation=given["dilations"] or 1,
+            return_indices=True,
+        )
+        found = np.take_along_axis(padded, at.numpy().reshape(*x.shape[:2], -1), 2)
+        return (pooled.numpy(), found.reshape(pooled.shape))[: len(self.onnx_node.output)]
 
 
 def in_doubles(graph: bytes) -> ReferenceEvaluator:
@@ -89,7 +116,7 @@ def in_doubles(graph: bytes) -> ReferenceEvaluator:
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
                 attribute.i = TensorProto.DOUBLE
-    return ReferenceEvaluator(model, new_ops=[Conv, ConvTranspose])
+    return ReferenceEvaluator(model, new_ops=[Conv, ConvTranspose, MaxPool])
 
 
 def run_in_doubles(
@@ -100,5 +127,5 @@ def run_in_doubles(
         name: value.astype(np.float64) if value.dtype == np.float32 else value
         for name, value in feeds.items()
     }
-    found: list[NDArray[Any]] = graph.run(list(names), wide)
-    return found
+    found: Any = graph.run(list(names), wide)
+    return list(found)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.export import Dim, ExportedProgram, export
 from torch.export.exported_program import _decompose_exported_program
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairbed.coordinator.task.decomposition import Rewriting, decompositions
 from fairbed.coordinator.task.errors import Unsupported
@@ -80,8 +80,12 @@ def _losses(logits: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor
     return -(torch.log_softmax(logits, 1) * onehot).sum(1)
 
 
-_TRACER = "torch._subclasses.fake_tensor"
-"""Logger of the part of torch that runs a module without values."""
+_LOGGERS = (
+    "torch._subclasses.fake_tensor",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.export",
+)
+"""Loggers of the parts of torch that run a module without values."""
 
 
 class Recorder:
@@ -173,14 +177,20 @@ class Recorder:
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn errors of torch's tracer into one line, and suppress its warnings and log."""
-        log = logging.getLogger(_TRACER)
-        level = log.level
-        log.setLevel(logging.CRITICAL)  # it logs a traceback of what is raised, too
+        loggers = [logging.getLogger(name) for name in _LOGGERS]
+        levels = [log.level for log in loggers]
+        for log in loggers:  # they log what is raised, too, with tracebacks and graphs
+            log.setLevel(logging.CRITICAL)
         try:
             with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 warnings.simplefilter("ignore")
                 yield
         except (Exception, SystemExit) as exc:  # the tracer may raise anything
+            if "Constraints violated (batch)" in str(exc):
+                raise Unsupported(
+                    f"{self._spec.name}: the model must accept batches of any size, got a size "
+                    "that it makes an integer, as len(x) does; use x.shape[0]"
+                ) from exc
             reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
             place = place_of(exc)
             reason += f" ({place})" if place else ""
@@ -189,4 +199,5 @@ class Recorder:
                 "rewrite that part of it"
             ) from exc
         finally:
-            log.setLevel(level)
+            for log, level in zip(loggers, levels, strict=True):
+                log.setLevel(level)

@@ -43,7 +43,7 @@ class _Window:
             "strides": self.stride,
             "pads": self.padding * 2,
             "dilations": self.dilation,
-            "group": self.groups,
+            **({"group": self.groups} if self.groups > 1 else {}),
         }
 
 
@@ -56,8 +56,15 @@ def _window(node: fx.Node, weight: fx.Node, first: int) -> _Window:
         numbers = [int(value) for value in values]
         return numbers * len(kernel) if len(numbers) == 1 else numbers
 
-    parts = [each(values) for values in (stride, padding, dilation, added)]
-    return _Window(kernel, *parts, int(groups), bool(transposed))
+    return _Window(
+        kernel,
+        each(stride),
+        each(padding),
+        each(dilation),
+        each(added),
+        int(groups),
+        is_transposed=bool(transposed),
+    )
 
 
 def _convolution(lowering: Lowering, node: fx.Node) -> Value:

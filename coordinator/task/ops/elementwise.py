@@ -79,7 +79,8 @@ def _arithmetic(kind: str) -> Handler:
         if (factor := node.kwargs.get("alpha", 1)) != 1:
             right = lowering.graph.op("Mul", right, lowering.tensor(factor, dtype_of(node)))
         if rounding := node.kwargs.get("rounding_mode"):
-            return _rounded(lowering, node, lowering.graph.op(kind, left, right), rounding)
+            quotient = lowering.graph.op(kind, left, right)
+            return _rounded(lowering, node, quotient, str(rounding))
         return lowering.graph.op(kind, left, right)
 
     return handler
@@ -298,7 +299,9 @@ EXPRESSIONS: Mapping[str, Expression] = {
 
 def _gelu_gradient(lowering: Lowering, node: fx.Node) -> Value:
     gradient, x = (lowering.value(arg) for arg in arguments(node)[:2])
-    return _gelu_backward(Terms(lowering, dtype_of(node)), gradient, x, **node.kwargs)
+    return _gelu_backward(
+        Terms(lowering, dtype_of(node)), gradient, x, str(node.kwargs.get("approximate", "none"))
+    )
 
 
 def _binary(kind: str) -> Handler:

@@ -50,7 +50,7 @@ def _slice(lowering: Lowering, node: fx.Node) -> Value:
     source = arguments(node)[0]
     axis, start, stop, step = _bounds(node, source, 1)
     value, size = lowering.value(source), shape_of(source)[axis]
-    if start == 0 and step == 1 and (stop == LAST or stop == size):
+    if start == 0 and step == 1 and stop in (LAST, size):
         return value
     bounds = (lowering.graph.ints([n]) for n in (start, stop, axis, step))
     return lowering.graph.op("Slice", value, *bounds)
@@ -124,7 +124,7 @@ def is_constant(node: Any, number: float) -> bool:
     kind = str(node.target)
     if kind in EMPTY:
         return number == 0
-    return kind in FILLED and node.args[-1] == number
+    return kind in FILLED and bool(node.args[-1] == number)
 
 
 def _cat(lowering: Lowering, node: fx.Node) -> Value:

@@ -48,6 +48,11 @@ class _Windows:
         )
 
     @property
+    def tiles(self) -> dict[str, list[int]]:
+        """Attributes of a pool of ONNX without padding."""
+        return {"kernel_shape": self.kernel, "strides": self.stride}
+
+    @property
     def beyond(self) -> list[int]:
         """Rows and columns after the input, besides the padding, into which a window reaches."""
         return [max(0, end) for end in self._ends()]
@@ -96,14 +101,13 @@ def _max_windows(node: fx.Node, x: fx.Node, pooled: fx.Node, first: int) -> _Win
 def _max_pool(lowering: Lowering, node: fx.Node) -> Value:
     x = arguments(node)[0]
     windows = _max_windows(node, x, _first_result(node), 1)
-    attributes = {
-        "kernel_shape": windows.kernel,
-        "strides": windows.stride,
-        "pads": windows.pads,
-        "dilations": windows.dilation,
-    }
     if windows.is_tiling:
-        return (lowering.graph.op("MaxPool", lowering.value(x), **attributes), "")
+        return (lowering.graph.op("MaxPool", lowering.value(x), **windows.tiles), "")
+    return _with_indices(lowering, x, windows)
+
+
+def _with_indices(lowering: Lowering, x: fx.Node, windows: _Windows) -> tuple[str, ...]:
+    attributes = {**windows.tiles, "pads": windows.pads, "dilations": windows.dilation}
     return lowering.graph.ops("MaxPool", 2, lowering.value(x), **attributes)
 
 
@@ -122,15 +126,7 @@ def _max_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
     if windows.is_tiling and len(windows.kernel) == 2:
         return _tiled(lowering, gradient, x, windows, lowering.output(pool, 0))
     if windows.is_tiling:  # the forward pass has no indices then
-        indices = lowering.graph.ops(
-            "MaxPool",
-            2,
-            lowering.value(x),
-            kernel_shape=windows.kernel,
-            strides=windows.stride,
-            pads=windows.pads,
-            dilations=windows.dilation,
-        )[1]
+        indices = _with_indices(lowering, x, windows)[1]
     else:
         indices = lowering.output(pool, 1)
     return _scattered(lowering, lowering.value(gradient), indices, x)
@@ -348,7 +344,7 @@ def _adaptive_max_pool(lowering: Lowering, node: fx.Node) -> Value:
 
 def _adaptive_max_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
     gradient, x, indices = arguments(node)
-    channels, *sizes = static_shape(x, 1)
+    channels = static_shape(x, 1)[0]
     graph, flat = lowering.graph, lowering.graph.ints([0, channels, -1])
     shape = graph.op("Shape", lowering.value(x))
     zeros = graph.op("Expand", graph.constant(np.zeros(1, np.float32)), shape)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,9 @@ def _any(kind: str) -> Handler:
         axes = [dims] if isinstance(dims, int) else list(dims)
         is_set = lowering.tensor(source, torch.bool)
         number = lowering.graph.op("Cast", is_set, to=ELEMENT_TYPES[torch.int64])
-        over = [lowering.graph.ints([axis % len(shape_of(source)) for axis in axes])] if axes else []
+        over = (
+            [lowering.graph.ints([axis % len(shape_of(source)) for axis in axes])] if axes else []
+        )
         found = lowering.graph.op(kind, number, *over, keepdims=int(keep))
         return lowering.graph.op("Cast", found, to=ELEMENT_TYPES[torch.bool])
 
@@ -96,8 +99,8 @@ def _variance(lowering: Lowering, node: fx.Node) -> Value:
     source, *options = arguments(node)
     rank, dims = len(shape_of(source)), (options[0] if options else None)
     axes = sorted(dim % rank for dim in dims) if dims else list(range(rank))
-    keepdims = int(node.kwargs.get("keepdim", False))
-    correction = node.kwargs.get("correction", 1)
+    named: dict[str, Any] = dict(node.kwargs)
+    keepdims, correction = int(named.get("keepdim", False)), named.get("correction", 1)
     correction = 1 if correction is None else correction
     graph, value = lowering.graph, lowering.value(source)
     over = graph.ints(axes)
