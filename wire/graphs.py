@@ -18,13 +18,20 @@ from typing import TypeAlias
 from fairbed.wire.errors import DecodeError
 
 _OPERATIONS = """
-    Abs Add And ArgMax AveragePool BatchNormalization Cast Concat Conv ConvTranspose Div Equal Erf
-    Exp Expand Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax MatMul MaxPool
-    Mul Neg Not Or Pad Pow Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Shape Sigmoid
-    Sign Size Slice Softmax Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast
+    Ceil Concat Conv ConvTranspose Cos Cosh CumSum Div Equal Erf Exp Expand Floor Gather
+    GatherElements GatherND Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log LogSoftmax
+    MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMean
+    ReduceMin ReduceProd ReduceSum Relu Reshape Round ScatterElements ScatterND Shape Sigmoid Sign
+    Sin Sinh Size Slice Softmax Split Sqrt Squeeze Sub Tan Tanh Tile TopK Transpose Unsqueeze
+    Where Xor
 """
 OPERATIONS = frozenset(_OPERATIONS.split())
 """Operations that the exporter writes; all compute one result from their inputs, and no more."""
+
+_WORDS = ("add",)
+WORDS = frozenset(word.encode() for word in _WORDS)
+"""Values of attributes that are text: how `ScatterElements` and `ScatterND` join what they add."""
 
 _ITEM_BYTES = {1: 4, 7: 8, 9: 1}
 """Bytes of an element by ONNX data type: float32, int64, bool."""
@@ -138,6 +145,13 @@ def _no_domain(value: "int | memoryview", where: str) -> None:
         raise DecodeError(f"{where}: must be of the domain of ONNX, got {name!r}")
 
 
+def _word(value: "int | memoryview", where: str) -> None:
+    assert isinstance(value, memoryview)
+    if bytes(value[:60]) not in WORDS:
+        got = bytes(value[:60]).decode("utf-8", "replace")
+        raise DecodeError(f"{where}: must be one of {', '.join(_WORDS)}, got {got!r}")
+
+
 def _element_type(value: "int | memoryview", where: str) -> None:
     if value not in _ITEM_BYTES:
         raise DecodeError(f"{where}: elements must be float32, int64 or bool, got type {value}")
@@ -187,8 +201,16 @@ _TENSOR_TYPE: _Message = {1: _TYPE, 2: _message(_SHAPE, "shape")}
 _VALUE_TYPE: _Message = {1: _message(_TENSOR_TYPE, "tensor")}
 """Not sequence, map, optional or sparse."""
 _VALUE: _Message = {1: _NAME, 2: _message(_VALUE_TYPE, "type")}
-_ATTRIBUTE: _Message = {1: _NAME, 2: _FLOAT, 3: _NUMBER, 7: _FLOATS, 8: _NUMBERS, 20: _NUMBER}
-"""name, f, i, floats, ints, type; not graphs, tensors or strings."""
+_ATTRIBUTE: _Message = {
+    1: _NAME,
+    2: _FLOAT,
+    3: _NUMBER,
+    4: ((_BYTES,), _word),
+    7: _FLOATS,
+    8: _NUMBERS,
+    20: _NUMBER,
+}
+"""name, f, i, s, floats, ints, type; not graphs, tensors or lists of strings."""
 _NODE: _Message = {
     1: _NAME,
     2: _NAME,

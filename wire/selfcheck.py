@@ -72,16 +72,30 @@ def run_selfcheck(spec: TaskSpec, gradient: GradientFunction) -> None:
     Raises:
         SelfCheckFailed: The loss or the norm of the gradient differs.
     """
-    check = spec.selfcheck
-    vector, x, y = selfcheck_inputs(spec, check.seed, check.batch)
-    loss, values = gradient(vector, x, y)
-    norm = float(np.linalg.norm(values.astype(np.float64)))
-    for name, got, expected, tolerance in (
-        ("loss", loss, check.loss, LOSS_TOLERANCE),
-        ("gradient norm", norm, check.gradient_l2, GRADIENT_TOLERANCE),
-    ):
+    for name, got, expected, tolerance in _compared(spec, gradient):
         if not abs(got - expected) <= tolerance * abs(expected):
             raise SelfCheckFailed(
                 f"{spec.name}: self-check {name} must be {expected:.6g} within {tolerance:g}, "
                 f"got {got:.6g}; this engine computes wrong results, install another version"
             )
+
+
+def deviation(spec: TaskSpec, gradient: GradientFunction) -> float:
+    """Return the largest error of an engine in the self-check, in tolerances; 1 is the limit."""
+    errors = [
+        abs(got - expected) / (tolerance * abs(expected)) if expected else float(got != expected)
+        for _, got, expected, tolerance in _compared(spec, gradient)
+    ]
+    return float(max(errors)) if np.isfinite(errors).all() else float("inf")
+
+
+def _compared(spec: TaskSpec, gradient: GradientFunction) -> list[tuple[str, float, float, float]]:
+    """Return name, result, expected result and relative tolerance of each number."""
+    check = spec.selfcheck
+    vector, x, y = selfcheck_inputs(spec, check.seed, check.batch)
+    loss, values = gradient(vector, x, y)
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    return [
+        ("loss", loss, check.loss, LOSS_TOLERANCE),
+        ("gradient norm", norm, check.gradient_l2, GRADIENT_TOLERANCE),
+    ]

@@ -27,6 +27,7 @@ from fairbed.coordinator.task.lowering import (
     Lowering,
     Output,
     dtype_of,
+    shape_of,
 )
 from fairbed.coordinator.task.modules import (
     SELFCHECK_BATCH,
@@ -38,7 +39,7 @@ from fairbed.coordinator.task.modules import (
 )
 from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.recording import PREFIX, Recorder
-from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck, verify
+from fairbed.coordinator.task.selfcheck import TorchReference, stable_check, verify
 from fairbed.wire.artifact import Artifact, TaskKind, TaskSpec, XRange
 
 
@@ -100,9 +101,11 @@ def export_task(
     train = _training_graph(recorder.training(), spec)
     evaluate = _evaluation_graph(recorder.evaluation(), spec)
     reference = TorchReference(model, spec.layout, spec.kind)
-    check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
-    spec = msgspec.structs.replace(spec, selfcheck=check)
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
+    check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
+    artifact = Artifact(
+        spec=msgspec.structs.replace(spec, selfcheck=check), train=train, evaluate=evaluate
+    )
     verify(artifact, reference)
     return artifact
 
@@ -169,6 +172,11 @@ def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> 
     examples = iter(names)
     nodes = (node for node in program.graph.nodes if node.op == "placeholder")
     for given, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+        if given.kind == InputKind.USER_INPUT and isinstance(shape_of(node)[0], int):
+            raise Unsupported(
+                f"{spec.name}: the model must accept batches of any size, got an operation whose "
+                f"recording fixes the batch to {shape_of(node)[0]}; use another one"
+            )
         if given.kind == InputKind.USER_INPUT:
             lowering.bind(node, next(examples))
         elif (name := _tensor_name(given.target)) in state:
@@ -178,6 +186,7 @@ def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> 
     for node in program.graph.nodes:
         if node.op == "call_function":
             lowering.visit(node)
+    lowering.check()
     return lowering
 
 

@@ -4,6 +4,7 @@ The ONNX graph has short stable names, no duplicates, no unused nodes and no met
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -122,6 +123,26 @@ BATCH = "batch"
 """Name of the only symbolic dimension."""
 
 
+MOST_SHOWN = 6
+"""Operations, and layers of each, that a refusal names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """An operation without a translation."""
+
+    node: fx.Node
+    problem: str
+
+
+class Refused(Unsupported):
+    """An operation has no translation."""
+
+    def __init__(self, refusal: _Refusal) -> None:
+        super().__init__(f"{_layer(refusal.node) or 'the model'}: {refusal.problem}")
+        self.refusal = refusal
+
+
 class _UnknownType(Unsupported):
     """A type of tensors that the graphs do not have."""
 
@@ -157,6 +178,7 @@ class Lowering:
         self.graph = graph
         self._operations = operations
         self._values: dict[fx.Node, Value] = {}
+        self._refused: dict[fx.Node, _Refusal | None] = {}
 
     def bind(self, node: fx.Node, value: Value) -> None:
         """Set the ONNX value of an FX node."""
@@ -172,18 +194,38 @@ class Lowering:
         try:
             return self._operations[name]
         except KeyError:
-            raise Unsupported(_refusal(node, f"{name} must have a rule, got none")) from None
+            raise _refused(node, f"{name} must have a rule, got none") from None
 
     def visit(self, node: fx.Node) -> None:
-        """Translate one node of the FX graph.
-
-        Raises:
-            Unsupported: There is no rule for the node or for its arguments.
-        """
+        """Translate one node of the FX graph, if it and all before it have rules."""
+        if any(before in self._refused for before in node.all_input_nodes):
+            self._refused[node] = None
+            return
         try:
             self._values[node] = self.handler(node)(self, node)
         except _UnknownType as exc:
-            raise Unsupported(_refusal(node, str(exc))) from None
+            self._refused[node] = _Refusal(node, str(exc))
+        except Refused as exc:
+            self._refused[node] = exc.refusal
+
+    def check(self) -> None:
+        """Refuse what has no rule, with all operations and their layers in one line.
+
+        Raises:
+            Unsupported: A node, or its arguments, have no rule.
+        """
+        places: dict[str, dict[str, None]] = {}
+        for refusal in self._refused.values():
+            if refusal is not None:
+                places.setdefault(refusal.problem, {})[_layer(refusal.node)] = None
+        if not places:
+            return
+        lines = [f"{_shown(list(layers))}: {problem}" for problem, layers in places.items()]
+        more = f" (and {len(lines) - MOST_SHOWN} more)" if len(lines) > MOST_SHOWN else ""
+        raise Unsupported(
+            f"{'; '.join(lines[:MOST_SHOWN])}{more}; use other layers, or let devices train the "
+            'model with torch: [model] engine = "torch"'
+        )
 
     def value(self, node: fx.Node) -> str:
         """Return the ONNX value of an FX node with one output.
@@ -193,14 +235,14 @@ class Lowering:
         """
         value = self._values[node]
         if not isinstance(value, str) or not value:
-            raise Unsupported(_refusal(node, f"must have one computed value, got {value!r}"))
+            raise _refused(node, f"must have one computed value, got {value!r}")
         return value
 
     def output(self, node: fx.Node, index: int) -> str:
         """Return one ONNX value of an FX node with several outputs; empty if not computed."""
         value = self._values[node]
         if isinstance(value, str):
-            raise Unsupported(_refusal(node, f"must have several values, got {value}"))
+            raise _refused(node, f"must have several values, got {value}")
         return value[index]
 
     def tensor(self, arg: Any, dtype: torch.dtype) -> str:
@@ -251,7 +293,7 @@ def meta(node: fx.Node) -> torch.Tensor:
     """Return a tensor with the shape, dtype and strides that torch derived for an FX node."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
-        raise Unsupported(_refusal(node, f"must be a tensor, got {type(value).__name__}"))
+        raise _refused(node, f"must be a tensor, got {type(value).__name__}")
     return value
 
 
@@ -277,17 +319,26 @@ def static_shape(node: fx.Node, first: int = 0) -> list[int]:
     """
     sizes = shape_of(node)[first:]
     if not all(isinstance(size, int) for size in sizes):
-        raise Unsupported(_refusal(node, f"only axis 0 may depend on the batch, got {sizes}"))
+        raise _refused(node, f"only axis 0 may depend on the batch, got {sizes}")
     return [int(size) for size in sizes]
 
 
 def unsupported(node: fx.Node, rule: str) -> Unsupported:
     """Return the error for arguments without a translation."""
-    return Unsupported(_refusal(node, f"{operation_name(node)} {rule}"))
+    return _refused(node, f"{operation_name(node)} {rule}")
 
 
-def _refusal(node: fx.Node, problem: str) -> str:
+def _refused(node: fx.Node, problem: str) -> "Refused":
+    return Refused(_Refusal(node, problem))
+
+
+def _layer(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values() if path]
-    where = paths[-1] if paths else f"value {node.name}"
-    return f"{where}: {problem}; use layers that the shipped models use"
+    return paths[-1] if paths else ""
+
+
+def _shown(layers: Sequence[str]) -> str:
+    named = [layer for layer in layers if layer] or ["the model"]
+    more = f" and {len(named) - MOST_SHOWN} more layers" if len(named) > MOST_SHOWN else ""
+    return ", ".join(named[:MOST_SHOWN]) + more

@@ -9,8 +9,10 @@ from contextlib import contextmanager, redirect_stderr
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
-from torch.export.experimental import _export_forward_backward
+from torch.export.exported_program import _decompose_exported_program
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fairbed.coordinator.task.decomposition import Rewriting, decompositions
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import TaskKind, TaskSpec
 from fairbed.wire.plugins import place_of
@@ -18,7 +20,7 @@ from fairbed.wire.plugins import place_of
 PREFIX = "model."
 """Prefix of the names of a module's tensors in a recorded graph."""
 
-TRACE_BATCH = 4
+TRACE_BATCH = 13
 """Batch size for recording: each one >= 2 gives the same graph, which is valid for all >= 1."""
 
 
@@ -124,7 +126,14 @@ class Recorder:
         """
         program = self._record(_TrainingLoss, "x", "y", "w")
         with self._translated():
-            return _export_forward_backward(program)
+            joint: ExportedProgram = _decompose_exported_program(
+                program,
+                cia_to_decomp={},
+                python_decomp_table=decompositions(),
+                joint_loss_index=0,
+                decompose_custom_triton_ops=False,
+            )
+            return joint
 
     def evaluation(self) -> ExportedProgram:
         """Return the outputs of `TaskSpec.evaluation_outputs`, in eval mode."""
@@ -137,7 +146,7 @@ class Recorder:
         module = kind(self._model, self._spec)
         examples = self._examples()
         batch = Dim("batch", min=2)
-        with self._translated():
+        with self._translated(), Rewriting():
             return export(
                 module,
                 tuple(examples[name] for name in names),
@@ -147,7 +156,13 @@ class Recorder:
 
     def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
         with self._translated():
-            decomposed: ExportedProgram = program.run_decompositions()
+            decomposed: ExportedProgram = _decompose_exported_program(
+                program,
+                cia_to_decomp={},
+                python_decomp_table=decompositions(),
+                joint_loss_index=None,
+                decompose_custom_triton_ops=False,
+            )
             return decomposed
 
     def _examples(self) -> dict[str, torch.Tensor]:
@@ -169,10 +184,19 @@ class Recorder:
             log.setLevel(logging.CRITICAL)  # they log a traceback of what is raised, too
         try:
             # It prints the graph of what it cannot record, too.
-            with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            with (
+                warnings.catch_warnings(),
+                redirect_stderr(io.StringIO()),
+                sdpa_kernel(SDPBackend.MATH),
+            ):
                 warnings.simplefilter("ignore")
                 yield
         except (Exception, SystemExit) as exc:  # the tracer may raise anything
+            if "Constraints violated (batch)" in str(exc):
+                raise Unsupported(
+                    f"{self._spec.name}: the model must accept batches of any size, got a size "
+                    "that it makes an integer, as len(x) does; use x.shape[0]"
+                ) from exc
             reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
             place = place_of(exc)
             reason += f" ({place})" if place else ""

@@ -5,10 +5,12 @@ so two independent programs check the same graphs.
 """
 
 import copy
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 from msgspec import UNSET
@@ -16,10 +18,18 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from fairbed.coordinator.task.decomposition import Rewriting
+from fairbed.coordinator.task.doubles import in_doubles, run_in_doubles
 from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
-from fairbed.wire.selfcheck import Examples, SelfCheckFailed, run_selfcheck, selfcheck_inputs
+from fairbed.wire.selfcheck import (
+    Examples,
+    SelfCheckFailed,
+    deviation,
+    run_selfcheck,
+    selfcheck_inputs,
+)
 from fairbed.wire.tensors import Layout
 
 Doubles: TypeAlias = NDArray[np.float64]
@@ -30,9 +40,24 @@ BATCHES = (8, 3)
 STEPS = 3
 LEARNING_RATE = 0.05
 
+EXACT = 1e-6
+"""Limit of the relative L2 error of the graphs in float64. Right ones stay below 1e-9 where no
+constant is rounded to float32, and below 1e-7 elsewhere; wrong ones are above 1e-2."""
+
 TOLERANCE = 1e-4
-"""Limit of the relative L2 error. Correct graphs stay below 1e-6; only single steps of max-pool
-models reach 1e-3, because of a near-tie in a window, so the median over all steps is compared."""
+"""Limit of the relative error of loss, buffers and evaluation in float32."""
+
+ROUNDED = 3e-2
+"""Limit of the relative L2 error of the gradient in float32, median over all steps. A near-tie of a
+max-pool or a value near the kink of a ReLU moves it by 1e-3 to 1e-2 in deep networks, in torch as
+in onnxruntime; so float64 judges the graphs."""
+
+STABLE = 0.1
+"""Share of a device's tolerances within which the stored results must be met here: a batch without
+near-ties is chosen, because other processors round otherwise."""
+
+CHOICES = 25
+"""Batches of which one must be stable."""
 
 SIGNIFICANT_DIGITS = 7
 """Digits of the recorded numbers: more than the tolerance needs, and equal on all machines."""
@@ -87,7 +112,8 @@ class TorchReference:
         self._load(vector)
         self._model.train(not self._is_random)
         self._model.zero_grad()
-        loss = self._losses(self._model(self._x(x)), y).mean()
+        with Rewriting():  # as the graphs, or one epsilon of normalisations differs
+            loss = self._losses(self._model(self._x(x)), y).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
 
@@ -156,14 +182,19 @@ class GraphRunner:
         self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32], NDArray[np.float32]]:
         """Return mean loss, gradient, shape (n_params,), and buffers after the forward pass."""
-        w = np.full(len(y), 1.0 / len(y), np.float32)
-        tensors = self.spec.layout.tensors
-        names = [f"g.{t.name}" if t.role == "param" else f"nb.{t.name}" for t in tensors]
-        feeds = self._state(vector) | {"x": x, "y": y, "w": w}
-        loss, *values = self._train.run(["loss", *names], feeds)
+        loss, *values = self._train.run(*self.feeds(vector, x, y))
         flat = np.concatenate([value.ravel() for value in values])
         n_params = self.spec.layout.n_params
         return float(loss), flat[:n_params], flat[n_params:]
+
+    def feeds(
+        self, vector: NDArray[np.float32], x: Examples, y: Targets
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Return the outputs of the training graph, loss first, and its inputs."""
+        tensors = self.spec.layout.tensors
+        names = [f"g.{t.name}" if t.role == "param" else f"nb.{t.name}" for t in tensors]
+        w = np.full(len(y), 1.0 / len(y), np.float32)
+        return ["loss", *names], self._state(vector) | {"x": x, "y": y, "w": w}
 
     def gradient(
         self, vector: NDArray[np.float32], x: Examples, y: Targets
@@ -210,15 +241,45 @@ def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch
     )
 
 
-def verify(artifact: Artifact, reference: TorchReference) -> None:
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Errors of the gradient of an artifact, relative L2 against torch in float64."""
+
+    in_doubles: float
+    """Of the graph in float64, largest of all batches."""
+    in_floats: float
+    """Of the graph in onnxruntime, median over all steps."""
+
+
+def stable_check(artifact: Artifact, reference: TorchReference, seed: int, batch: int) -> SelfCheck:
+    """Return the expected results of the first batch that rounding does not move.
+
+    Raises:
+        WrongArtifact: There is none among `CHOICES`.
+    """
+    runner, least = GraphRunner(artifact), math.inf
+    for at in range(seed, seed + CHOICES):
+        check = record_selfcheck(artifact.spec, reference, at, batch)
+        spec = msgspec.structs.replace(artifact.spec, selfcheck=check)
+        error = deviation(spec, runner.gradient)
+        if error <= STABLE:
+            return check
+        least = min(least, error)
+    raise WrongArtifact(
+        f"{artifact.spec.name}: one of {CHOICES} batches must give the loss and gradient of torch "
+        f"within {STABLE:g} of the tolerances of a device, got {least:.2g} at best; do not use "
+        "this model, report it"
+    )
+
+
+def verify(artifact: Artifact, reference: TorchReference) -> Exactness:
     """Compare an artifact with the reference: steps, buffers, evaluation, batch sizes.
 
     Raises:
-        WrongArtifact: A median relative error is above `TOLERANCE`, or the artifact fails its own
-            self-check.
+        WrongArtifact: An error is above its limit, or the artifact fails its own self-check.
     """
-    runner = GraphRunner(artifact)
-    spec = artifact.spec
+    runner, spec = GraphRunner(artifact), artifact.spec
+    exact = _check_in_doubles(runner, artifact, reference)
     quantities = ("loss", "gradient", "buffers", "evaluation", "scores")
     errors: dict[str, list[float]] = {quantity: [] for quantity in quantities}
     for seed, batch in enumerate(BATCHES):
@@ -237,17 +298,50 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
             vector = np.concatenate(
                 [vector[: spec.layout.n_params] - np.float32(LEARNING_RATE) * gradient, buffers]
             )
-    for quantity, values in errors.items():
-        median = float(np.median(values)) if values else 0.0
-        if not median <= TOLERANCE:
-            raise WrongArtifact(
-                f"{spec.name}: the exported {quantity} must equal torch's within {TOLERANCE:g}, "
-                f"got a median relative error of {median:.2g}; do not use this model, report it"
-            )
+    medians = {name: float(np.median(values or [0.0])) for name, values in errors.items()}
+    for quantity, median in medians.items():
+        limit = ROUNDED if quantity == "gradient" else TOLERANCE
+        if not median <= limit:
+            raise _wrong(spec, quantity, limit, f"a median relative error of {median:.2g}")
     try:
         run_selfcheck(spec, runner.gradient)
     except SelfCheckFailed as exc:
         raise WrongArtifact(f"{str(exc).partition('; ')[0]}; do not use this model") from exc
+    return Exactness(exact, medians["gradient"])
+
+
+def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchReference) -> float:
+    """Return the largest error of the gradient of the graph in float64.
+
+    Raises:
+        WrongArtifact: Loss, gradient or buffers are not exact.
+    """
+    spec, graph, worst = artifact.spec, in_doubles(artifact.train), 0.0
+    for seed, batch in enumerate(BATCHES):
+        vector, x, y = selfcheck_inputs(spec, seed, batch)
+        expected = reference.step(vector, x, y)
+        names, feeds = runner.feeds(vector, x, y)
+        feeds["w"] = np.full(batch, 1.0 / batch)  # a third has an error of 3e-8 in float32
+        loss, *values = run_in_doubles(graph, names, feeds)
+        flat, n_params = np.concatenate([v.ravel() for v in values]), spec.layout.n_params
+        gradient = _error(flat[:n_params], expected.gradient)
+        worst = max(worst, gradient)
+        errors = {
+            "loss": _error(loss, expected.loss),
+            "gradient": gradient,
+            "buffers": _error(flat[n_params:], expected.buffers),
+        }
+        for quantity, error in errors.items():
+            if not error <= EXACT:
+                raise _wrong(spec, quantity, EXACT, f"{error:.2g} in float64")
+    return worst
+
+
+def _wrong(spec: TaskSpec, quantity: str, limit: float, got: str) -> WrongArtifact:
+    return WrongArtifact(
+        f"{spec.name}: the exported {quantity} must equal torch's within {limit:g}, got {got}; do "
+        "not use this model, report it"
+    )
 
 
 def _error(actual: Any, expected: Any) -> float:

@@ -6,6 +6,7 @@ from fairbed.coordinator.task.lowering import Handler
 from fairbed.coordinator.task.ops import (
     convolution,
     elementwise,
+    indexing,
     linear,
     normalization,
     pooling,
@@ -16,6 +17,7 @@ from fairbed.coordinator.task.ops import (
 OPERATIONS: Mapping[str, Handler] = {
     **elementwise.OPERATIONS,
     **shape.OPERATIONS,
+    **indexing.OPERATIONS,
     **reduction.OPERATIONS,
     **linear.OPERATIONS,
     **convolution.OPERATIONS,

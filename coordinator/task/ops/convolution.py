@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import fx
 
 from fairbed.coordinator.task.lowering import (
@@ -15,7 +16,6 @@ from fairbed.coordinator.task.lowering import (
     arguments,
     shape_of,
     static_shape,
-    unsupported,
 )
 
 FEW_CHANNELS = 8
@@ -30,34 +30,51 @@ class _Window:
     stride: list[int]
     padding: list[int]
     dilation: list[int]
+    added: list[int]
+    """Rows and columns at the end of the result of a transposed convolution."""
+    groups: int
+    is_transposed: bool
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of a convolution of ONNX."""
+        return {
+            "kernel_shape": self.kernel,
+            "strides": self.stride,
+            "pads": self.padding * 2,
+            "dilations": self.dilation,
+            **({"group": self.groups} if self.groups > 1 else {}),
+        }
 
 
 def _window(node: fx.Node, weight: fx.Node, first: int) -> _Window:
     """Read stride, padding, dilation, transposed, output_padding, groups from argument `first`."""
-    stride, padding, dilation, transposed, _, groups = arguments(node)[first : first + 6]
-    if transposed or groups != 1:
-        raise unsupported(node, f"must be plain, got transposed={transposed}, groups={groups}")
+    stride, padding, dilation, transposed, added, groups = arguments(node)[first : first + 6]
     kernel = static_shape(weight, 2)
 
     def each(values: Any) -> list[int]:
         numbers = [int(value) for value in values]
         return numbers * len(kernel) if len(numbers) == 1 else numbers
 
-    return _Window(kernel, each(stride), each(padding), each(dilation))
+    return _Window(
+        kernel,
+        each(stride),
+        each(padding),
+        each(dilation),
+        each(added),
+        int(groups),
+        is_transposed=bool(transposed),
+    )
 
 
 def _convolution(lowering: Lowering, node: fx.Node) -> Value:
     x, weight, bias = arguments(node)[:3]
     window = _window(node, weight, 3)
     inputs = [lowering.value(arg) for arg in (x, weight, bias) if arg is not None]
-    return lowering.graph.op(
-        "Conv",
-        *inputs,
-        kernel_shape=window.kernel,
-        strides=window.stride,
-        pads=window.padding * 2,
-        dilations=window.dilation,
-    )
+    if not window.is_transposed:
+        return lowering.graph.op("Conv", *inputs, **window.attributes)
+    attributes = {**window.attributes, "output_padding": window.added}
+    return lowering.graph.op("ConvTranspose", *inputs, **attributes)
 
 
 def _convolution_backward(lowering: Lowering, node: fx.Node) -> Value:
@@ -77,8 +94,17 @@ def _x_gradient(
     """Return the gradient of the input: a transposed convolution of the output's gradient.
 
     `output_padding` adds the last rows and columns that no window covers, if the stride does not
-    divide the size.
+    divide the size. The gradient of a transposed convolution is a plain one.
     """
+    graph = lowering.graph
+    inputs = (lowering.value(gradient), lowering.value(weight))
+    if window.is_transposed:
+        return graph.op("Conv", *inputs, **window.attributes)
+    if window.groups == 1 and max(window.kernel) == max(window.stride) == 1:
+        axes = [1, 0, *range(2, len(window.kernel) + 2)]
+        turned = graph.op("Transpose", inputs[1], perm=axes)
+        if not any(window.padding):
+            return graph.op("Conv", inputs[0], turned, **window.attributes)
     sizes = zip(static_shape(x, 2), static_shape(gradient, 2), strict=True)
     uncovered = [
         have - ((out - 1) * stride + dilation * (kernel - 1) + 1 - 2 * pad)
@@ -86,22 +112,65 @@ def _x_gradient(
             sizes, window.kernel, window.stride, window.padding, window.dilation, strict=True
         )
     ]
-    return lowering.graph.op(
-        "ConvTranspose",
-        lowering.value(gradient),
-        lowering.value(weight),
-        kernel_shape=window.kernel,
-        strides=window.stride,
-        pads=window.padding * 2,
-        dilations=window.dilation,
-        output_padding=uncovered,
-    )
+    return graph.op("ConvTranspose", *inputs, **window.attributes, output_padding=uncovered)
 
 
 def _weight_gradient(
     lowering: Lowering, gradient: fx.Node, x: fx.Node, weight: fx.Node, window: _Window
 ) -> str:
-    """Return the gradient of the weight: products of the output's gradient with shifted inputs.
+    """Return the gradient of the weight.
+
+    In a transposed convolution input and gradient have changed their roles.
+    """
+    images, maps = (gradient, x) if window.is_transposed else (x, gradient)
+    if window.groups == 1:
+        return _dense_weight_gradient(lowering, maps, images, weight, window)
+    if static_shape(weight)[1] == 1 and len(window.kernel) == 2:
+        return _band_weight_gradient(lowering, maps, images, weight, window)
+    return _grouped_weight_gradient(lowering, maps, images, weight, window)
+
+
+class _Shifts:
+    """Inputs at an offset of the kernel, for all its positions.
+
+    Args:
+        lowering: Receives the operations.
+        maps: The gradient that has a value per position of the kernel.
+        window: The kernel.
+    """
+
+    def __init__(self, lowering: Lowering, maps: fx.Node, window: _Window) -> None:
+        self._graph, self._window = lowering.graph, window
+        self._sizes = static_shape(maps, 2)
+
+    def padded(self, value: str) -> str:
+        """Return images, shape (., ., ...), with zeros around them, all that positions need."""
+        pads = [0, 0, *self._window.padding] * 2
+        return self._graph.op("Pad", value, self._graph.ints(pads)) if any(pads) else value
+
+    def along(self, value: str, axis: int, offset: int) -> str:
+        """Return the values at an offset of the kernel along a spatial axis."""
+        start = offset * self._window.dilation[axis]
+        stop = start + (self._sizes[axis] - 1) * self._window.stride[axis] + 1
+        bounds = (start, stop, axis + 2, self._window.stride[axis])
+        return self._graph.op("Slice", value, *(self._graph.ints([n]) for n in bounds))
+
+    def at(self, value: str, offsets: Sequence[int]) -> str:
+        """Return the values at an offset of the kernel."""
+        for axis, offset in enumerate(offsets):
+            value = self.along(value, axis, offset)
+        return value
+
+
+def _channels_first(lowering: Lowering, node: fx.Node) -> str:
+    axes = [1, 0, *range(2, len(shape_of(node)))]
+    return lowering.graph.op("Transpose", lowering.value(node), perm=axes)
+
+
+def _dense_weight_gradient(
+    lowering: Lowering, maps: fx.Node, images: fx.Node, weight: fx.Node, window: _Window
+) -> str:
+    """Return products of the output's gradient with shifted inputs.
 
         dW[o, c, i, j] = sum_{n, h, w} G[n, o, h, w] Xpad[n, c, s h + d i, s w + d j]
 
@@ -109,31 +178,18 @@ def _weight_gradient(
     other axes is one matrix product (O, N h w) x (N h w, k C). With few channels, these offsets
     are stacked, too, and there is one product in total.
     """
-    graph = lowering.graph
+    graph, shifts = lowering.graph, _Shifts(lowering, maps, window)
     out_channels, channels = (int(size) for size in static_shape(weight)[:2])
-    sizes = static_shape(gradient, 2)
-    rank = len(sizes)
-    front = [1, 0, *range(2, rank + 2)]
-    g = graph.op("Transpose", lowering.value(gradient), perm=front)
-    g = graph.op("Reshape", g, graph.ints([out_channels, -1]))
-    moved = graph.op("Transpose", lowering.value(x), perm=front)
-    pads = [0, 0, *window.padding] * 2
-    padded = graph.op("Pad", moved, graph.ints(pads)) if any(pads) else moved
-
-    def shifted(value: str, axis: int, offset: int) -> str:
-        start = offset * window.dilation[axis]
-        stop = start + (sizes[axis] - 1) * window.stride[axis] + 1
-        bounds = (graph.ints([n]) for n in (start, stop, axis + 2, window.stride[axis]))
-        return graph.op("Slice", value, *bounds)
-
+    rank = len(window.kernel)
+    g = graph.op("Reshape", _channels_first(lowering, maps), graph.ints([out_channels, -1]))
+    padded = shifts.padded(_channels_first(lowering, images))
     last = rank - 1
-    stacked = _concat(lowering, [shifted(padded, last, i) for i in range(window.kernel[last])], 0)
-    rows = []
-    for offsets in itertools.product(*(range(k) for k in window.kernel[:last])):
-        row = stacked
-        for axis, offset in enumerate(offsets):
-            row = shifted(row, axis, offset)
-        rows.append(row)
+    columns = [shifts.along(padded, last, i) for i in range(window.kernel[last])]
+    stacked = _concat(lowering, columns, 0)
+    rows = [
+        shifts.at(stacked, offsets)
+        for offsets in itertools.product(*(range(k) for k in window.kernel[:last]))
+    ]
     if channels < FEW_CHANNELS:
         rows = [_concat(lowering, rows, 0)]
     height = channels * math.prod(window.kernel) // len(rows)
@@ -142,6 +198,66 @@ def _weight_gradient(
     product = _concat(lowering, products, 1)
     spread = graph.op("Reshape", product, graph.ints([out_channels, *window.kernel, channels]))
     return graph.op("Transpose", spread, perm=[0, rank + 1, *range(1, rank + 1)])
+
+
+def _grouped_weight_gradient(
+    lowering: Lowering, maps: fx.Node, images: fx.Node, weight: fx.Node, window: _Window
+) -> str:
+    """Return the same for groups of channels, by one batched product over the groups g.
+
+    (g, O/g, N h w) x (g, N h w, k C/g): all offsets of the kernel are stacked.
+    """
+    graph, shifts, groups = lowering.graph, _Shifts(lowering, maps, window), window.groups
+    out_channels, channels = (int(size) for size in static_shape(weight)[:2])
+    per_group, count = out_channels // groups, math.prod(window.kernel)
+    g = graph.op("Reshape", _channels_first(lowering, maps), graph.ints([groups, per_group, -1]))
+    padded = shifts.padded(_channels_first(lowering, images))
+    flat = graph.ints([groups, channels, 1, -1])
+    columns = [
+        graph.op("Reshape", shifts.at(padded, offsets), flat)
+        for offsets in itertools.product(*(range(k) for k in window.kernel))
+    ]
+    stacked = graph.op(
+        "Reshape",
+        _concat(lowering, columns, 2),
+        graph.ints([groups, channels * count, -1]),
+    )
+    turned = graph.op("Transpose", stacked, perm=[0, 2, 1])
+    product = graph.op("MatMul", g, turned)
+    return graph.op("Reshape", product, graph.ints(static_shape(weight)))
+
+
+def _band_weight_gradient(
+    lowering: Lowering, maps: fx.Node, images: fx.Node, weight: fx.Node, window: _Window
+) -> str:
+    """Return the gradient of one input channel per group, by products over whole lines.
+
+        M_i[c, u, w] = sum_{n, h} Xpad[n, c, s h + d i, u] G[n, c, h, w]
+        dW[c, i, j] = sum_w M_i[c, s w + d j, w]
+
+    A constant of zeros and ones sums the band of M_i. The product has more multiplications than
+    are needed, but is a matrix product.
+    """
+    graph, shifts = lowering.graph, _Shifts(lowering, maps, window)
+    out_channels, groups = static_shape(weight)[0], window.groups
+    (_, width), (rows, columns) = static_shape(maps, 2), window.kernel
+    wide = static_shape(images, 3)[0] + 2 * window.padding[1]
+    g = _channels_first(lowering, maps)
+    g = graph.op("Reshape", g, graph.ints([groups, out_channels // groups, -1, width]))
+    padded = shifts.padded(_channels_first(lowering, images))
+    bands = []
+    for i in range(rows):
+        lines = graph.op("Reshape", shifts.along(padded, 0, i), graph.ints([groups, 1, -1, wide]))
+        turned = graph.op("Transpose", lines, perm=[0, 1, 3, 2])
+        bands.append(graph.op("MatMul", turned, g))
+    stacked = graph.op(
+        "Reshape", _concat(lowering, bands, 2), graph.ints([out_channels * rows, wide * width])
+    )
+    offset = np.arange(wide)[:, None, None] - window.stride[1] * np.arange(width)[:, None]
+    selector = offset == window.dilation[1] * np.arange(columns)
+    flat = selector.reshape(wide * width, columns).astype(np.float32)
+    product = graph.op("MatMul", stacked, graph.constant(flat))
+    return graph.op("Reshape", product, graph.ints([out_channels, 1, rows, columns]))
 
 
 def _bias_gradient(lowering: Lowering, gradient: fx.Node) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fairbed.coordinator.task.lowering import (
+    ELEMENT_TYPES,
     NUMPY_TYPES,
     Handler,
     Lowering,
@@ -34,6 +35,21 @@ UNARY = {
     "reciprocal": "Reciprocal",
     "bitwise_not": "Not",
     "erf": "Erf",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "logical_not": "Not",
 }
 ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
 COMPARISONS = {
@@ -59,12 +75,23 @@ def _unary(kind: str) -> Handler:
 
 def _arithmetic(kind: str) -> Handler:
     def handler(lowering: Lowering, node: fx.Node) -> Value:
-        if node.kwargs.get("alpha", 1) != 1:
-            raise unsupported(node, f"must have alpha 1, got {node.kwargs['alpha']}")
         left, right = _operands(lowering, node, dtype_of(node))
+        if (factor := node.kwargs.get("alpha", 1)) != 1:
+            right = lowering.graph.op("Mul", right, lowering.tensor(factor, dtype_of(node)))
+        if rounding := node.kwargs.get("rounding_mode"):
+            quotient = lowering.graph.op(kind, left, right)
+            return _rounded(lowering, node, quotient, str(rounding))
         return lowering.graph.op(kind, left, right)
 
     return handler
+
+
+def _rounded(lowering: Lowering, node: fx.Node, value: str, rounding: str) -> str:
+    if dtype_of(node) != torch.float32:
+        raise unsupported(node, f"must divide floats to round them, got {dtype_of(node)}")
+    if rounding == "floor":
+        return lowering.graph.op("Floor", value)
+    return _trunc(Terms(lowering, torch.float32), value)
 
 
 def _comparison(kind: str, is_negated: bool) -> Handler:
@@ -156,6 +183,14 @@ class Terms:
         ]
         return self._lowering.graph.op(kind, *values)
 
+    def remainder(self, x: str, divisor: float, *, is_fmod: bool) -> str:
+        """Return x modulo a number, with the sign of x, or of the number."""
+        graph, number = self._lowering.graph, self._lowering.tensor(divisor, self._dtype)
+        if is_fmod or self._dtype == torch.int64:
+            return graph.op("Mod", x, number, fmod=int(is_fmod))
+        whole = graph.op("Floor", graph.op("Div", x, number))
+        return graph.op("Sub", x, graph.op("Mul", whole, number))
+
 
 def _gelu(t: Terms, x: str, approximate: str = "none") -> str:
     """X Phi(x), or with tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
@@ -193,6 +228,48 @@ def _log1p(t: Terms, x: str) -> str:
     return t.op("Log", t.op("Add", x, 1.0))
 
 
+def _trunc(t: Terms, x: str) -> str:
+    return t.op("Mul", t.op("Sign", x), t.op("Floor", t.op("Abs", x)))
+
+
+def _exp2(t: Terms, x: str) -> str:
+    return t.op("Exp", t.op("Mul", x, math.log(2.0)))
+
+
+def _log2(t: Terms, x: str) -> str:
+    return t.op("Mul", t.op("Log", x), 1.0 / math.log(2.0))
+
+
+def _log10(t: Terms, x: str) -> str:
+    return t.op("Mul", t.op("Log", x), 1.0 / math.log(10.0))
+
+
+def _fmod(t: Terms, x: str, divisor: float) -> str:
+    return t.remainder(x, divisor, is_fmod=True)
+
+
+def _remainder(t: Terms, x: str, divisor: float) -> str:
+    return t.remainder(x, divisor, is_fmod=False)
+
+
+def _gelu_backward(t: Terms, gradient: str, x: str, approximate: str = "none") -> str:
+    """G (Phi(x) + x phi(x)), or the derivative of the form with tanh."""
+    if approximate == "tanh":
+        square = t.op("Mul", x, x)
+        inner = t.op("Add", x, t.op("Mul", t.op("Mul", square, x), 0.044715))
+        bell = t.op("Tanh", t.op("Mul", inner, math.sqrt(2.0 / math.pi)))
+        slope = t.op("Add", t.op("Mul", square, 3 * 0.044715), 1.0)
+        slope = t.op("Mul", slope, math.sqrt(2.0 / math.pi))
+        rest = t.op("Sub", 1.0, t.op("Mul", bell, bell))
+        curved = t.op("Mul", t.op("Mul", t.op("Mul", rest, slope), x), 0.5)
+    else:
+        bell = t.op("Erf", t.op("Mul", x, math.sqrt(0.5)))
+        density = t.op("Exp", t.op("Mul", t.op("Mul", x, x), -0.5))
+        curved = t.op("Mul", t.op("Mul", density, 1.0 / math.sqrt(2.0 * math.pi)), x)
+    half = t.op("Mul", t.op("Add", bell, 1.0), 0.5)
+    return t.op("Mul", gradient, t.op("Add", half, curved))
+
+
 def _rsqrt(t: Terms, x: str) -> str:
     return t.op("Reciprocal", t.op("Sqrt", x))
 
@@ -211,7 +288,42 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "log1p.default": _log1p,
     "rsqrt.default": _rsqrt,
     "pow.Tensor_Scalar": _pow,
+    "exp2.default": _exp2,
+    "log2.default": _log2,
+    "log10.default": _log10,
+    "trunc.default": _trunc,
+    "fmod.Scalar": _fmod,
+    "remainder.Scalar": _remainder,
 }
+
+
+def _gelu_gradient(lowering: Lowering, node: fx.Node) -> Value:
+    gradient, x = (lowering.value(arg) for arg in arguments(node)[:2])
+    return _gelu_backward(
+        Terms(lowering, dtype_of(node)), gradient, x, str(node.kwargs.get("approximate", "none"))
+    )
+
+
+def _binary(kind: str) -> Handler:
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        return lowering.graph.op(kind, *_operands(lowering, node, dtype_of(node)))
+
+    return handler
+
+
+def _clamp_by(lowering: Lowering, node: fx.Node) -> Value:
+    """Clamp to bounds that are tensors."""
+    source, *bounds = arguments(node)
+    value = lowering.tensor(source, dtype_of(node))
+    for kind, bound in zip(("Max", "Min"), bounds, strict=False):
+        if bound is not None:
+            value = lowering.graph.op(kind, value, lowering.tensor(bound, dtype_of(node)))
+    return value
+
+
+def _power(lowering: Lowering, node: fx.Node) -> Value:
+    left, right = (lowering.tensor(arg, dtype_of(node)) for arg in arguments(node)[:2])
+    return lowering.graph.op("Pow", left, right)
 
 
 def _logical(kind: str) -> Handler:
@@ -230,6 +342,15 @@ def _empty(lowering: Lowering, node: fx.Node) -> Value:
 
 def _alias(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.value(arguments(node)[0])
+
+
+def _copied(lowering: Lowering, node: fx.Node) -> Value:
+    """Return the second argument, in the shape and type of the first."""
+    target, source = arguments(node)[:2]
+    value = lowering.tensor(source, dtype_of(node))
+    if shape_of(source) == shape_of(target):
+        return value
+    return lowering.graph.op("Expand", value, lowering.graph.op("Shape", lowering.value(target)))
 
 
 def _cast(lowering: Lowering, node: fx.Node) -> Value:
@@ -266,10 +387,15 @@ def _scalar_tensor(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _arange(lowering: Lowering, node: fx.Node) -> Value:
-    if not all(isinstance(a, int) for a in node.args):
-        raise unsupported(node, f"must have fixed integer bounds, got {node.args}")
-    values = np.arange(*arguments(node))
-    return lowering.graph.constant(values.astype(NUMPY_TYPES[dtype_of(node)]))
+    given = arguments(node)
+    if all(isinstance(a, int | float) for a in given):
+        return lowering.graph.constant(np.arange(*given).astype(NUMPY_TYPES[dtype_of(node)]))
+    start, stop, step = [0, *given, 1] if len(given) == 1 else [*given, 1][:3]
+    bounds = (lowering.tensor(bound, torch.int64) for bound in (start, stop, step))
+    found = lowering.graph.op("Range", *bounds)
+    if dtype_of(node) == torch.int64:
+        return found
+    return lowering.graph.op("Cast", found, to=ELEMENT_TYPES[dtype_of(node)])
 
 
 def _nothing(lowering: Lowering, node: fx.Node) -> Value:
@@ -293,7 +419,20 @@ OPERATIONS: Mapping[str, Handler] = {
     **dict.fromkeys(ALIASES, _alias),
     "aten.bitwise_and.Tensor": _logical("And"),
     "aten.bitwise_or.Tensor": _logical("Or"),
+    "aten.logical_and.default": _logical("And"),
+    "aten.logical_or.default": _logical("Or"),
+    "aten.logical_xor.default": _logical("Xor"),
+    "aten.bitwise_xor.Tensor": _logical("Xor"),
+    "aten.maximum.default": _binary("Max"),
+    "aten.minimum.default": _binary("Min"),
+    "aten.clamp.Tensor": _clamp_by,
+    "aten.pow.Tensor_Tensor": _power,
+    "aten.pow.Scalar": _power,
+    "aten.div.Tensor_mode": _arithmetic("Div"),
+    "aten.gelu_backward.default": _gelu_gradient,
     "aten.empty_permuted.default": _empty,
+    "aten.empty.memory_format": _empty,
+    "aten.copy.default": _copied,
     "aten._to_copy.default": _cast,
     "aten.where.self": _where,
     "aten.full.default": _full,

@@ -48,6 +48,22 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
     )
 
 
+def _batch_norm_without_statistics(lowering: Lowering, node: fx.Node) -> Value:
+    """Normalise by the mini-batch, or each picture where torch stacked pictures as channels."""
+    x, weight, bias, training, _, epsilon = arguments(node)
+    if not training:
+        raise unsupported(node, f"must be training, got training={training}")
+    graph, value = lowering.graph, lowering.value(x)
+    axes = [0, *range(2, len(shape_of(x)))]
+    result, mean, _, inverse = _standardised(lowering, value, axes, epsilon)
+    column = graph.ints([1, -1, *[1] * (len(shape_of(x)) - 2)])
+    for kind, part in (("Mul", weight), ("Add", bias)):
+        if part is not None:
+            result = graph.op(kind, result, graph.op("Reshape", lowering.value(part), column))
+    flat = graph.ints([-1])
+    return result, graph.op("Reshape", mean, flat), graph.op("Reshape", inverse, flat)
+
+
 def _batch_norm_evaluation(lowering: Lowering, node: fx.Node) -> Value:
     x, weight, bias, mean, variance, _, epsilon = arguments(node)
     ones = np.ones(static_shape(x, 1)[0], np.float32)
@@ -118,6 +134,7 @@ def _scalar(lowering: Lowering, number: float) -> str:
 
 
 OPERATIONS: Mapping[str, Handler] = {
+    "aten._native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "aten._native_batch_norm_legit_functional.default": _batch_norm_training,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm_evaluation,
     "aten.native_layer_norm.default": _layer_norm,

@@ -1,16 +1,23 @@
 """Reductions along axes: sums, means, maxima, softmax."""
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+import torch
 from torch import fx
 
 from fairbed.coordinator.task.lowering import (
+    ELEMENT_TYPES,
     Handler,
     Lowering,
     Value,
     arguments,
     dtype_of,
     shape_of,
+    static_shape,
+    unsupported,
 )
 
 
@@ -42,12 +49,123 @@ def _argmax(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.graph.op("ArgMax", lowering.value(source), axis=axis, keepdims=keepdims)
 
 
+def _single(kind: str) -> Handler:
+    """Return the rule of a reduction along one axis, dim and keepdim."""
+
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        source, dim, *keep = arguments(node)
+        axis = lowering.graph.ints([dim % max(1, len(shape_of(source)))])
+        value = lowering.tensor(source, dtype_of(node))
+        return lowering.graph.op(kind, value, axis, keepdims=int(bool(keep and keep[0])))
+
+    return handler
+
+
+def _extreme(reduction: str, position: str) -> Handler:
+    """Return the rule of values and positions of the extremes along an axis."""
+
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        source, dim, *keep = arguments(node)
+        axis, keepdims = dim % max(1, len(shape_of(source))), int(bool(keep and keep[0]))
+        value, graph = lowering.value(source), lowering.graph
+        return (
+            graph.op(reduction, value, graph.ints([axis]), keepdims=keepdims),
+            graph.op(position, value, axis=axis, keepdims=keepdims),
+        )
+
+    return handler
+
+
+def _any(kind: str) -> Handler:
+    """Return the rule of whether any, or all, of the values along axes are not zero."""
+
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        source, *options = arguments(node)
+        dims, keep = (options[0] if options else []), bool(len(options) > 1 and options[1])
+        axes = [dims] if isinstance(dims, int) else list(dims)
+        is_set = lowering.tensor(source, torch.bool)
+        number = lowering.graph.op("Cast", is_set, to=ELEMENT_TYPES[torch.int64])
+        over = (
+            [lowering.graph.ints([axis % len(shape_of(source)) for axis in axes])] if axes else []
+        )
+        found = lowering.graph.op(kind, number, *over, keepdims=int(keep))
+        return lowering.graph.op("Cast", found, to=ELEMENT_TYPES[torch.bool])
+
+    return handler
+
+
+def _variance(lowering: Lowering, node: fx.Node) -> Value:
+    """Return sum (x - mean)^2 / (n - correction)."""
+    source, *options = arguments(node)
+    rank, dims = len(shape_of(source)), (options[0] if options else None)
+    axes = sorted(dim % rank for dim in dims) if dims else list(range(rank))
+    named: dict[str, Any] = dict(node.kwargs)
+    keepdims, correction = int(named.get("keepdim", False)), named.get("correction", 1)
+    correction = 1 if correction is None else correction
+    graph, value = lowering.graph, lowering.value(source)
+    over = graph.ints(axes)
+    centred = graph.op("Sub", value, graph.op("ReduceMean", value, over, keepdims=1))
+    squares = graph.op("Mul", centred, centred)
+    mean = graph.op("ReduceMean", squares, over, keepdims=keepdims)
+    if correction == 0:
+        return mean
+    sizes = [shape_of(source)[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        raise unsupported(node, "must not have a correction over the batch")
+    n = math.prod(int(size) for size in sizes)
+    if n <= correction:
+        raise unsupported(node, f"must have more than {correction} values, got {n}")
+    return graph.op("Mul", mean, graph.constant(np.array(n / (n - correction), np.float32)))
+
+
+def _cumulated(lowering: Lowering, node: fx.Node) -> Value:
+    source, dim = arguments(node)[:2]
+    axis = lowering.graph.constant(np.array(dim % max(1, len(shape_of(source))), np.int64))
+    return lowering.graph.op("CumSum", lowering.tensor(source, dtype_of(node)), axis)
+
+
+def _top(lowering: Lowering, node: fx.Node) -> Value:
+    source, count, *options = arguments(node)
+    given = [*options, *(-1, True, True)[len(options) :]]
+    return _largest(lowering, source, count, int(given[0]), bool(given[1]))
+
+
+def _sorted(lowering: Lowering, node: fx.Node) -> Value:
+    source, *options = arguments(node)
+    dim, descending = [*options, *(-1, False)[len(options) :]][:2]
+    rank = max(1, len(shape_of(source)))
+    count = static_shape(source, dim % rank)[0]
+    return _largest(lowering, source, count, int(dim), bool(descending))
+
+
+def _largest(
+    lowering: Lowering, source: fx.Node, count: int, dim: int, is_descending: bool
+) -> Value:
+    axis, wanted = dim % max(1, len(shape_of(source))), lowering.graph.ints([count])
+    return lowering.graph.ops(
+        "TopK", 2, lowering.value(source), wanted, axis=axis, largest=int(is_descending), sorted=1
+    )
+
+
 OPERATIONS: Mapping[str, Handler] = {
     "aten.sum.default": _reduce("ReduceSum"),
     "aten.sum.dim_IntList": _reduce("ReduceSum"),
     "aten.mean.default": _reduce("ReduceMean"),
     "aten.mean.dim": _reduce("ReduceMean"),
     "aten.amax.default": _reduce("ReduceMax"),
+    "aten.amin.default": _reduce("ReduceMin"),
+    "aten.max.default": _reduce("ReduceMax"),
+    "aten.min.default": _reduce("ReduceMin"),
+    "aten.max.dim": _extreme("ReduceMax", "ArgMax"),
+    "aten.min.dim": _extreme("ReduceMin", "ArgMin"),
+    **dict.fromkeys(("aten.any.default", "aten.any.dim", "aten.any.dims"), _any("ReduceMax")),
+    **dict.fromkeys(("aten.all.default", "aten.all.dim"), _any("ReduceMin")),
+    "aten.prod.default": _reduce("ReduceProd"),
+    "aten.prod.dim_int": _single("ReduceProd"),
+    "aten.var.correction": _variance,
+    "aten.cumsum.default": _cumulated,
+    "aten.topk.default": _top,
+    "aten.sort.default": _sorted,
     "aten._log_softmax.default": _softmax("LogSoftmax"),
     "aten._softmax.default": _softmax("Softmax"),
     "aten.argmax.default": _argmax,

@@ -1,6 +1,7 @@
 """Changes of shape (views, transpositions, expansions), and arithmetic on the batch size."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import fx
 
@@ -10,6 +11,7 @@ from fairbed.coordinator.task.lowering import (
     Value,
     arguments,
     dtype_of,
+    meta,
     operation_name,
     shape_of,
     unsupported,
@@ -26,8 +28,8 @@ def _view(lowering: Lowering, node: fx.Node) -> Value:
     symbolic = [size for size in sizes if not isinstance(size, int)]
     if len(symbolic) > 1:
         raise unsupported(node, f"must leave one axis to the batch, got {sizes}")
-    target = [int(size) if isinstance(size, int) else -1 for size in sizes]
-    return lowering.graph.op("Reshape", lowering.value(_source(node)), lowering.graph.ints(target))
+    target = lowering.graph.ints(_target(sizes))
+    return lowering.graph.op("Reshape", lowering.value(_source(node)), target)
 
 
 def permutation(node: fx.Node) -> tuple[fx.Node, list[int]]:
@@ -63,9 +65,59 @@ def _squeeze(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _expand(lowering: Lowering, node: fx.Node) -> Value:
+    """Expand axes of size 1; 1 in the shape of ONNX keeps an axis, such as that of the batch."""
     source, dims, *_ = arguments(node)
-    sizes = lowering.sizes(dims, shape_of(node))
-    return lowering.graph.op("Expand", lowering.value(source), sizes)
+    wanted = shape_of(node)
+    have = [*[1] * (len(wanted) - len(shape_of(source))), *shape_of(source)]
+    kept = [1 if str(old) == str(new) else new for old, new in zip(have, wanted, strict=True)]
+    if all(isinstance(size, int) and size == 1 for size in kept):
+        value = lowering.value(source)
+        missing = list(range(len(wanted) - len(shape_of(source))))
+        return (
+            lowering.graph.op("Unsqueeze", value, lowering.graph.ints(missing))
+            if missing
+            else value
+        )
+    parts = [1 if isinstance(n, int) and n == 1 else dim for n, dim in zip(kept, dims, strict=True)]
+    return lowering.graph.op("Expand", lowering.value(source), lowering.sizes(parts, kept))
+
+
+def _in_order(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Return whether strides read memory in order; those of axes of size 1 do not matter."""
+    expected: Any = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if isinstance(size, int) and size == 1:
+            continue
+        if not isinstance(stride, int) or stride != expected:
+            return False
+        expected = expected * size if isinstance(size, int) else None
+    return True
+
+
+def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
+    """Return the source in another shape, where it is read in its own order."""
+    source, _, strides, offset = [*arguments(node), 0][:4]
+    have, wanted = meta(source), shape_of(node)
+    value = lowering.value(source)
+    if offset not in (0, None) or not _in_order(wanted, strides):
+        raise unsupported(node, f"must read values in their order, got strides {strides}")
+    if _in_order(have.shape, have.stride()) and str(have.numel()) == str(meta(node).numel()):
+        return lowering.graph.op("Reshape", value, lowering.graph.ints(_target(wanted)))
+    raise unsupported(node, f"must read all values in order, got {list(have.shape)} as {wanted}")
+
+
+def _as_strided_scatter(lowering: Lowering, node: fx.Node) -> Value:
+    """Return a flat tensor all of which is replaced by values in their order."""
+    source, part, sizes, strides, offset = [*arguments(node), 0][:5]
+    is_whole = str(meta(source).numel()) == str(meta(part).numel())
+    if offset not in (0, None) or not is_whole or not _in_order(shape_of(part), strides):
+        raise unsupported(node, f"must replace all values, got {sizes} with strides {strides}")
+    target = lowering.graph.ints(_target(shape_of(node)))
+    return lowering.graph.op("Reshape", lowering.value(part), target)
+
+
+def _target(sizes: Sequence[Any]) -> list[int]:
+    return [int(size) if isinstance(size, int) else -1 for size in sizes]
 
 
 def _getitem(lowering: Lowering, node: fx.Node) -> Value:
@@ -97,6 +149,8 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.squeeze.dims": _squeeze,
     "aten.squeeze.dim": _squeeze,
     "aten.expand.default": _expand,
+    "aten.as_strided.default": _as_strided,
+    "aten.as_strided_scatter.default": _as_strided_scatter,
     "getitem": _getitem,
     "aten.sym_size.int": _size,
     "add": _scalar("Add"),

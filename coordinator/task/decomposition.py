@@ -1,0 +1,187 @@
+"""What torch expresses by simpler operations while it records a module, and what it keeps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+aten = torch.ops.aten
+
+MORE = (
+    aten._trilinear,
+    aten.replication_pad1d_backward,
+    aten.replication_pad2d_backward,
+    aten.replication_pad3d_backward,
+    aten.reflection_pad1d_backward,
+    aten.reflection_pad2d_backward,
+    aten.reflection_pad3d_backward,
+    aten.upsample_nearest1d_backward,
+    aten.linalg_vector_norm,
+    aten.logsumexp,
+    aten.glu_backward,
+)
+"""Decomposed besides the standard ones: their parts have rules."""
+
+KEPT = (
+    aten.gelu_backward.default,
+    aten.upsample_nearest2d_backward.default,
+    aten.upsample_bilinear2d_backward.default,
+    aten.upsample_bicubic2d_backward.default,
+)
+"""Not decomposed: their rules are simpler or faster."""
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the operations that torch replaces, and by what."""
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    table.update(get_decompositions(MORE))
+    for kept in KEPT:
+        table.pop(kept, None)
+    return table
+
+
+def _pad(
+    x: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> torch.Tensor:
+    """Return a padded tensor, as slices and joins: the gradient of torch's own fixes the batch."""
+    for at in range(len(pad) // 2):
+        dim, low, high = x.dim() - 1 - at, pad[2 * at], pad[2 * at + 1]
+        if low < 0 or high < 0:
+            start, stop = max(0, -low), x.shape[dim] - max(0, -high)
+            x = x.narrow(dim, start, stop - start)
+        first = [_border(x, dim, low, mode, value, is_end=False)] if low > 0 else []
+        last = [_border(x, dim, high, mode, value, is_end=True)] if high > 0 else []
+        x = torch.cat([*first, x, *last], dim) if first or last else x
+    return x
+
+
+def _border(
+    x: torch.Tensor, dim: int, count: int, mode: str, value: float | None, *, is_end: bool
+) -> torch.Tensor:
+    """Return what a pad adds before or after a tensor along an axis."""
+    size = x.shape[dim]
+    if mode == "constant":
+        shape = [*x.shape[:dim], count, *x.shape[dim + 1 :]]
+        return torch.full(shape, value or 0, dtype=x.dtype)
+    if mode == "circular":
+        return x.narrow(dim, 0 if is_end else size - count, count)
+    if mode == "reflect":
+        return x.narrow(dim, size - 1 - count if is_end else 1, count).flip(dim)
+    edge = x.narrow(dim, size - 1 if is_end else 0, 1)
+    return torch.cat([edge] * count, dim)
+
+
+def _same(convolution: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a convolution with `padding="same"`, whose pads may differ at the two ends."""
+
+    def rewritten(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> torch.Tensor:
+        if padding in ("same", "valid"):
+            rank = weight.dim() - 2
+            steps = [dilation] * rank if isinstance(dilation, int) else list(dilation) * rank
+            pads: list[int] = []
+            for size, step in zip(reversed(weight.shape[2:]), reversed(steps[:rank]), strict=True):
+                total = step * (int(size) - 1)
+                pads += [total // 2, total - total // 2]
+            x = _pad(x, pads) if padding == "same" else x
+            padding = 0
+        return convolution(x, weight, bias, stride, padding, dilation, groups)
+
+    return rewritten
+
+
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Return v g / |v|, with the norm over all axes but one; -1 stands for none left out."""
+    axes = [axis for axis in range(v.dim()) if dim == -1 or axis != dim % v.dim()]
+    return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
+
+
+def _bilinear(
+    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x W_o z + b_o for each output o."""
+    found = ((x @ weight).movedim(0, -2) * z.unsqueeze(-2)).sum(-1)
+    return found if bias is None else found + bias
+
+
+def _unfold(
+    x: torch.Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> torch.Tensor:
+    """Return the windows of pictures as columns, shape (B, C k k, positions)."""
+    kernel, steps, pads, strides = (
+        [given] * 2 if isinstance(given, int) else list(given)
+        for given in (kernel_size, dilation, padding, stride)
+    )
+    x = _pad(x, [pads[1], pads[1], pads[0], pads[0]])
+    counts = [
+        (size - step * (k - 1) - 1) // by + 1
+        for size, k, step, by in zip(x.shape[2:], kernel, steps, strides, strict=True)
+    ]
+    rows, columns = (step * (count - 1) + 1 for step, count in zip(strides, counts, strict=True))
+    parts = [
+        x[:, :, i : i + rows : strides[0], j : j + columns : strides[1]]
+        for i in range(0, kernel[0] * steps[0], steps[0])
+        for j in range(0, kernel[1] * steps[1], steps[1])
+    ]
+    return torch.stack(parts, 2).flatten(3).flatten(1, 2)
+
+
+def _local_response_norm(
+    x: torch.Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> torch.Tensor:
+    """Return x / (k + alpha mean over neighbouring channels of x^2)^beta."""
+    squares = _pad(x * x, [0, 0] * (x.dim() - 2) + [size // 2, (size - 1) // 2])
+    channels = x.shape[1]
+    total = squares.narrow(1, 0, channels)
+    for at in range(1, size):
+        total = total + squares.narrow(1, at, channels)
+    return x / (k + total * (alpha / size)) ** beta
+
+
+def _rms_norm(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """Normalise with the epsilon of float32, which torch takes from the type of x."""
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    return torch.rms_norm(x, list(normalized_shape), weight, eps)
+
+
+_REWRITTEN: Mapping[Any, Callable[..., Any]] = {
+    functional.pad: _pad,
+    functional.unfold: _unfold,
+    functional.bilinear: _bilinear,
+    functional.local_response_norm: _local_response_norm,
+    functional.rms_norm: _rms_norm,
+    torch._weight_norm: _weight_norm,
+    torch.conv1d: _same(torch.conv1d),
+    torch.conv2d: _same(torch.conv2d),
+    torch.conv3d: _same(torch.conv3d),
+}
+"""Functions whose own gradient cannot be recorded for every size of a batch."""
+
+
+class Rewriting(TorchFunctionMode):
+    """Replaces functions of a module that is being recorded by others with the same result."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function, or what replaces it."""
+        return _REWRITTEN.get(func, func)(*args, **(kwargs or {}))

@@ -1,0 +1,278 @@
+"""Operations of torch that networks are made of: exported, exact in float64, trained by a device.
+
+The operations of a group read one map side by side, so one export tries all of them.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
+pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fairbed.coordinator.task.errors import Unsupported
+from fairbed.coordinator.task.export import export_task
+from fairbed.device_agent.engines.base import self_check
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from tests.tiers import some_in_fast
+
+Part = nn.Module | Callable[[Tensor], Tensor]
+
+
+class Parts(nn.Module):
+    """A stem, operations on its map, and a linear layer on all of their values."""
+
+    def __init__(self, stem: nn.Module, x_shape: tuple[int, ...], *parts: Part) -> None:
+        super().__init__()
+        self.stem, self.parts = stem, parts
+        self.layers = nn.ModuleList(part for part in parts if isinstance(part, nn.Module))
+        self.last = nn.LazyLinear(3)
+        with torch.no_grad():
+            self(torch.randn(2, *x_shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        map_ = self.stem(x)
+        y: Tensor = self.last(torch.cat([part(map_).flatten(1) for part in self.parts], 1))
+        return y
+
+
+def lines() -> nn.Module:
+    return nn.Conv1d(2, 4, 3, padding=1)
+
+
+def pictures() -> nn.Module:
+    return nn.Conv2d(2, 4, 3, padding=1)
+
+
+def volumes() -> nn.Module:
+    return nn.Conv3d(2, 4, 3, padding=1)
+
+
+LINE, PICTURE, VOLUME = (2, 12), (2, 8, 9), (2, 4, 5, 6)
+
+GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] = {
+    "convolutions": (
+        pictures,
+        PICTURE,
+        [
+            nn.Conv2d(4, 6, 3, groups=2),
+            nn.Conv2d(4, 8, 3, stride=2, groups=2, padding=1),
+            nn.Conv2d(4, 4, 3, padding=1, groups=4),
+            nn.Conv2d(4, 4, 3, padding=1, stride=2, groups=4, bias=False),
+            nn.Conv2d(4, 8, 3, padding=1, groups=4),
+            nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=4),
+            nn.Conv2d(4, 4, (5, 3), padding=(2, 1), stride=(2, 1), groups=4),
+            nn.Conv2d(4, 5, 1),
+            nn.Conv2d(4, 5, 1, stride=2),
+            nn.Conv2d(4, 5, 1, padding=1),
+            nn.Conv2d(4, 5, 4, padding="same"),
+            nn.Conv2d(4, 5, 3, padding=1, padding_mode="circular"),
+            nn.Conv2d(4, 5, 3, padding=1, padding_mode="reflect"),
+            nn.ConvTranspose2d(4, 5, 3, stride=2, padding=1, output_padding=1),
+            nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2),
+            nn.ConvTranspose2d(4, 5, 3, dilation=2),
+            nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)),
+        ],
+    ),
+    "convolutions of lines": (
+        lines,
+        LINE,
+        [
+            nn.Conv1d(4, 4, 3, groups=4, padding=1),
+            nn.ConvTranspose1d(4, 3, 4, stride=2, padding=1),
+            nn.MaxPool1d(3, 2),
+            nn.MaxPool1d(2),
+            nn.AvgPool1d(3, 2),
+            nn.AdaptiveAvgPool1d(5),
+            nn.AdaptiveMaxPool1d(5),
+            nn.Upsample(scale_factor=2, mode="linear"),
+        ],
+    ),
+    "convolutions of volumes": (
+        volumes,
+        VOLUME,
+        [
+            nn.Conv3d(4, 3, 2),
+            nn.Conv3d(4, 4, 2, groups=4),
+            nn.MaxPool3d(2),
+            nn.MaxPool3d(3, 2, 1),
+            nn.AvgPool3d(2),
+            nn.AdaptiveAvgPool3d(2),
+            nn.BatchNorm3d(4),
+        ],
+    ),
+    "pools": (
+        pictures,
+        PICTURE,
+        [
+            nn.MaxPool2d(3, 2, 1),
+            nn.MaxPool2d(3, 2, ceil_mode=True),
+            nn.MaxPool2d(2, 1, dilation=2),
+            nn.AvgPool2d(3, 2, ceil_mode=True),
+            nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+            nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+            nn.AvgPool2d(3, 2, divisor_override=5),
+            nn.AdaptiveAvgPool2d((3, 4)),
+            nn.AdaptiveAvgPool2d((10, 7)),
+            nn.AdaptiveMaxPool2d((3, 4)),
+            nn.AdaptiveMaxPool2d(1),
+        ],
+    ),
+    "activations": (
+        pictures,
+        PICTURE,
+        [
+            *[nn.ReLU6(), nn.SELU(), nn.CELU(), nn.Softsign(), nn.Tanhshrink(), nn.Hardshrink()],
+            *[nn.Softshrink(), nn.LogSigmoid(), nn.Softmin(1), nn.GLU(1), nn.Threshold(0.1, 0.3)],
+            *[nn.Softmax2d(), nn.LogSoftmax(1), nn.PReLU(4), nn.GELU(), nn.GELU("tanh")],
+        ],
+    ),
+    "norms": (
+        pictures,
+        PICTURE,
+        [
+            nn.BatchNorm2d(4, track_running_stats=False),
+            nn.InstanceNorm2d(4),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.LocalResponseNorm(3),
+            nn.GroupNorm(2, 4),
+            nn.LayerNorm(9, elementwise_affine=False),
+            nn.RMSNorm(9),
+            lambda x: functional.layer_norm(x.permute(0, 2, 3, 1), (4,)),
+            lambda x: functional.normalize(x, dim=1),
+            lambda x: functional.cosine_similarity(x, x.roll(1, 1), dim=1),
+        ],
+    ),
+    "pads and sizes": (
+        pictures,
+        PICTURE,
+        [
+            nn.ZeroPad2d((1, 2, 0, 1)),
+            nn.ConstantPad2d(1, 0.7),
+            nn.ReflectionPad2d(2),
+            nn.ReplicationPad2d((1, 2, 1, 0)),
+            nn.CircularPad2d(1),
+            nn.PixelShuffle(2),
+            nn.ChannelShuffle(2),
+            nn.Upsample(scale_factor=2),
+            nn.Upsample(size=(5, 7)),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+            nn.Upsample(scale_factor=2, mode="bicubic"),
+            nn.Unfold(2),
+            lambda x: functional.pad(x, (-1, 1)),
+            lambda x: functional.interpolate(x, size=(4, 3), mode="area"),
+            lambda x: functional.pixel_unshuffle(x[:, :, :, :8], 2),
+        ],
+    ),
+    "parts and joins": (
+        pictures,
+        PICTURE,
+        [
+            lambda x: x[:, 1:, ::2, :-1],
+            lambda x: x[:, 0],
+            lambda x: x[:, :, -1],
+            lambda x: torch.cat([x, x * x], 1),
+            lambda x: torch.stack([x, x + 1.0], 2),
+            lambda x: torch.cat(torch.split(x, [1, 3], 1)[::-1], 1),
+            lambda x: x.chunk(2, 1)[0] * x.chunk(2, 1)[1],
+            lambda x: torch.stack(x.unbind(1)[:2], 1),
+            lambda x: x.flip(2, 3),
+            lambda x: x.roll((1, 2), (2, 3)),
+            lambda x: x[:, [2, 0, 0]],
+            lambda x: x[:, :, [0, 1], [2, 3]],
+            lambda x: x.index_select(1, torch.tensor([2, 0])),
+            lambda x: x.gather(1, x.argmax(1, keepdim=True)),
+            lambda x: x.repeat(1, 2, 1, 1),
+            lambda x: x.repeat_interleave(2, 1),
+            lambda x: x.masked_fill(x > 0.3, 0.1),
+            lambda x: x.tril(),
+            lambda x: x.triu(1),
+            lambda x: x.movedim(1, -1) * torch.arange(4.0),
+        ],
+    ),
+    "products": (
+        pictures,
+        PICTURE,
+        [
+            lambda x: torch.einsum("bchw,bdhw->bcd", x, x),
+            lambda x: x @ x.transpose(2, 3),
+            lambda x: torch.matmul(x.flatten(2), x.flatten(2).transpose(1, 2)),
+            lambda x: x[:, 0, 0].unsqueeze(2) * x[:, 1, 1].unsqueeze(1),
+            lambda x: torch.addcmul(x, x, x, value=0.5),
+            lambda x: torch.lerp(x, x * x, 0.3),
+            lambda x: torch.sub(x, x * x, alpha=0.3),
+        ],
+    ),
+    "reductions": (
+        pictures,
+        PICTURE,
+        [
+            lambda x: x.max(2).values,
+            lambda x: x.min(2).values,
+            lambda x: x.amax((2, 3)),
+            lambda x: x.amin((2, 3)),
+            lambda x: x.std((2, 3)),
+            lambda x: x.var(1, unbiased=False),
+            lambda x: x.norm(dim=1),
+            lambda x: x.cumsum(2),
+            lambda x: x.logsumexp(1),
+            lambda x: x.topk(2, 1).values,
+            lambda x: x.sort(1).values,
+        ],
+    ),
+    "functions": (
+        pictures,
+        PICTURE,
+        [
+            *[torch.sin, torch.cos, torch.atan, torch.asinh],
+            lambda x: torch.sinh(x.tanh()) + torch.tan(x.tanh()) + torch.exp2(x.tanh()),
+            lambda x: x**3,
+            lambda x: (x * x + 1.0) ** 0.5,
+            lambda x: (x * x + 1.0) ** x.tanh(),
+            lambda x: torch.log2(x * x + 1.0),
+            lambda x: (x * x + 1.0).rsqrt(),
+            lambda x: torch.acos(x.tanh() * 0.9),
+            lambda x: torch.maximum(x, x * x),
+            lambda x: torch.minimum(x, x * x),
+            lambda x: x.clamp(-0.1, 0.2),
+            lambda x: x - x.floor().detach(),
+            lambda x: x - x.round().detach(),
+            lambda x: torch.remainder(x, 0.3),
+            lambda x: 1.0 - x,
+            lambda x: x * (x > 0.0),
+        ],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=:UserWarning")
+@pytest.mark.parametrize("name", some_in_fast(GROUPS, "convolutions", "parts and joins", "pools"))
+def test_operations_are_exact_and_run_on_the_device_engine(name: str) -> None:
+    torch.manual_seed(1)
+    stem, x_shape, parts = GROUPS[name]
+    artifact = export_task(Parts(stem(), x_shape, *parts), "test", "test", x_shape, 3)
+    self_check(OnnxEngine(artifact))
+
+
+class Counting(nn.Module):
+    """Makes the number of examples an integer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.last = nn.Parameter(torch.zeros(1, 4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(x + self.bias.expand(len(x), -1))
+        return y
+
+
+def test_a_module_that_fixes_the_batch_is_named() -> None:
+    with pytest.raises(
+        Unsupported, match=r"batches of any size, .* as len\(x\) does; use x\.shape"
+    ):
+        export_task(Counting(), "test", "test", (4,), 3)
