@@ -237,4 +237,4 @@ def test_a_real_cliff_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(row.direction, row.count) for row in rows] == [("down", 2), ("up", 2)]
     for row in rows:
         assert 0.4 < row.live_mean_s < 5.0
-        assert 0.2 <= row.changed_s[0] < 2.0
+        assert 0.15 <= row.changed_s[0] < 2.0

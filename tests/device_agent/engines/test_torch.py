@@ -90,12 +90,12 @@ def test_what_the_exporter_refuses_is_named_and_torch_takes_over(recurrent: Arti
     assert recurrent.module is not None
     assert recurrent.module.is_random
     assert recurrent.module.path == RECURRENT
-    assert "torch must be able to record the model" in recurrent.module.reason
+    assert "the model must accept batches of any size" in recurrent.module.reason
     assert "\n" not in recurrent.module.reason
-    grouped = load_task(f"{MODELS}:grouped", (2, 4, 4), 3)
-    assert grouped.module is not None
-    assert grouped.module.reason.startswith("model.0: aten.convolution.default must be plain")
-    assert not grouped.module.is_random
+    distances = load_task(f"{MODELS}:distances", (2, 4, 4), 3)
+    assert distances.module is not None
+    assert distances.module.reason.startswith("model.0: aten._cdist_forward.default must have")
+    assert not distances.module.is_random
     assert decode_artifact(encode_artifact(recurrent)) == recurrent
     with pytest.raises(Unsupported, match=r'or model\.engine = "auto" with torch on the devices'):
         load_task(RECURRENT, (4, 3), 3, engine="onnx")

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -44,11 +45,18 @@ def recurrent(x_shape: tuple[int, ...], classes: int) -> nn.Module:
     return Recurrent(x_shape[-1], classes)
 
 
-def grouped(x_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a model with a convolution that the exporter refuses."""
-    return nn.Sequential(
-        nn.Conv2d(x_shape[0], 4, 3, groups=2), nn.Flatten(), nn.Linear(16, classes)
-    )
+class Distances(nn.Module):
+    """Distances between rows, an operation that the exporter refuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return distances, shape (B, channels, rows, rows)."""
+        return torch.cdist(x, x + 1.0)
+
+
+def distances(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model of distances."""
+    features = x_shape[0] * x_shape[1] * x_shape[1]
+    return nn.Sequential(Distances(), nn.Flatten(), nn.Linear(features, classes))
 
 
 def falling(x_shape: tuple[int, ...], classes: int) -> nn.Module:

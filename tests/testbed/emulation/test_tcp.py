@@ -266,7 +266,7 @@ def test_a_transfer_is_never_faster_than_its_link_and_repeats_exactly(
     bits = packets * PACKET_BITS
     first = transfer_end(link, 1.0, bits, random.Random(seed))
     assert first == transfer_end(link, 1.0, bits, random.Random(seed))
-    sent_s = (math.ceil(packets) - 1) * PACKET_BITS / rate_bps - burst_s(rate_bps)
+    sent_s = (packets - 1.0) * PACKET_BITS / rate_bps - burst_s(rate_bps)
     assert 1.0 + max(0.0, sent_s) <= first < math.inf
     if jitter_s == 0.0:
         assert first >= 1.0 + max(0.0, sent_s) + DELAY_S - 1e-9
