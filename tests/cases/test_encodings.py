@@ -303,15 +303,21 @@ def test_settings_in_another_encoding_are_one_true_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
+HEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+
+
 @pytest.mark.parametrize(
     "row", ['1.5, "{}, a"', '1.5,  "{}, a" ', '1.5,"{}, a"', ' "1.5","{}, a"', '"1.5", "{}, a"']
 )
 def test_a_space_before_a_quote_is_no_part_of_the_value(row: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    rows = [row.format(kind).replace("1.5", str(k)) for k, kind in enumerate(("ash", "oak") * 4)]
+    rows = [
+        row.format(kind).replace("1.5", str(k))
+        for k, kind in zip(HEIGHTS, ("ash", "oak") * 4, strict=True)
+    ]
     path.write_text("h,kind\n" + "\n".join(rows) + "\n")
     data = load(DataConfig(source=str(path), label="kind"), 0, {})
-    assert data.x.ravel().tolist() == list(range(8))
+    assert data.x.ravel().tolist() == HEIGHTS
     assert [name for name, _ in data.class_counts()] == ["ash, a", "oak, a"]
 
 
