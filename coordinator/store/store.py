@@ -291,6 +291,16 @@ def void_rounds_after(
                 connection.execute(table.upsert(), table.encode(event))
 
 
+def _check_unfinished(folder: Path, reading: sqlite3.Connection) -> None:
+    """Refuse a run that another process finished before this one had the lock."""
+    ((status,),) = reading.execute("SELECT status FROM run")
+    if status == "done":
+        raise StoreError(
+            f"{folder}: this run is done, nothing is left to resume; see it with: fairbed show "
+            f"{folder}"
+        )
+
+
 class Store:
     """Writes one run; thread-safe.
 
@@ -371,7 +381,7 @@ class Store:
         Nothing is written before the store is known to be an intact run of this version.
 
         Raises:
-            StoreError: The folder has no run, or a live, damaged or unsupported one.
+            StoreError: The folder has no run, or a live, done, damaged or unsupported one.
         """
         path = folder / DATABASE
         open_readonly(path).close()
@@ -384,6 +394,7 @@ class Store:
                 check_format(str(path), reading)
                 check_integrity(path, reading)
                 check_rounds(folder, reading)
+                _check_unfinished(folder, reading)
             connection = open_writable(path, busy_timeout_s)
             with closed_on_error(connection), translated(path):
                 store = cls(folder, lock, connection)

@@ -1,7 +1,8 @@
 """A whole run in one process: the real coordinator, real agents, a broker in memory."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -236,9 +237,12 @@ class Lab:
         )
 
     def open_store(self, name: str = "run") -> Store:
-        """Create a run's store, or reopen it."""
+        """Create a run's store, or reopen it, as if it had been stopped if it is done."""
         run = self.folder / name
         if (run / "run.db").exists():
+            with closing(sqlite3.connect(run / "run.db")) as connection:
+                connection.execute("UPDATE run SET status = 'stopped' WHERE status = 'done'")
+                connection.commit()
             return Store.reopen(run)
         return Store.create(
             run,

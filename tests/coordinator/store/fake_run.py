@@ -395,8 +395,8 @@ class FakeRun:
         return self.folder
 
 
-def fake_run(folder: Path, *, rounds: int = 30, devices: int = 12) -> Path:
-    """Fill `folder` with a finished run."""
+def fake_run(folder: Path, *, rounds: int = 30, devices: int = 12, status: str = "done") -> Path:
+    """Fill `folder` with a run that has ended."""
     run = FakeRun(folder, devices=devices, rounds=rounds)
     run.play(rounds)
-    return run.finish()
+    return run.finish(status)

@@ -38,7 +38,7 @@ def killed_while_it_changes_the_journal(folder: Path, rounds: int) -> Path:
     """Return a run as `kill -9` leaves it while its database goes to WAL mode or leaves it."""
     run = FakeRun(folder.with_name("live"))
     run.play(rounds)
-    run.finish()
+    run.finish("running")
     with closing(sqlite3.connect(run.folder / "run.db", isolation_level=None)) as changing:
         changing.execute("BEGIN IMMEDIATE")
         changing.execute("UPDATE exchange SET device = device || '-changed'")

@@ -94,6 +94,15 @@ def test_a_second_coordinator_is_refused_while_the_first_lives(store: Store, fol
         Store.reopen(folder)
 
 
+def test_a_run_that_another_process_finished_is_not_opened_again(folder: Path) -> None:
+    fake_run(folder, rounds=2)
+    with pytest.raises(StoreError, match="this run is done, nothing is left to resume; see it"):
+        Store.reopen(folder)
+    with RunReader(folder) as reader:
+        assert reader.run().status == "done"
+        assert reader.run().row.resumes == 0
+
+
 def test_a_folder_that_holds_a_run_is_not_taken_over(folder: Path) -> None:
     make_store(folder).close()
     with pytest.raises(StoreError, match="must not hold a run yet"):
@@ -184,7 +193,7 @@ def test_a_large_state_is_a_file_beside_the_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "MAX_STATE_BYTES", 4)
-    fake_run(folder, rounds=12)
+    fake_run(folder, rounds=12, status="stopped")
     states = sorted(path.name for path in folder.glob("models/*.state"))
     assert states == ["round-00010.state", "round-00011.state", "round-00012.state"]
     (folder / "models/round-00011.safetensors").unlink()
@@ -202,7 +211,7 @@ def test_a_run_without_an_intact_state_names_the_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "MAX_STATE_BYTES", 4)
-    fake_run(folder, rounds=1)
+    fake_run(folder, rounds=1, status="stopped")
     (folder / "models/round-00001.state").unlink()
     with pytest.raises(StoreError, match=r"round-00001.state: must be a readable state file"):
         Store.reopen(folder)

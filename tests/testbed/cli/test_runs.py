@@ -363,6 +363,9 @@ def test_logs_prints_the_file_of_an_emulated_device_without_control_characters(
 def test_logs_prints_the_lines_that_a_device_without_a_file_has_sent(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with closing(sqlite3.connect(runs / "demo-1" / "run.db")) as connection:
+        connection.execute("UPDATE run SET status = 'stopped'")
+        connection.commit()
     store = Store.reopen(runs / "demo-1")
     for number, (at_s, level, text) in enumerate(
         [(-3.0, "info", "joining"), (4.5, "warning", "link lost"), (3723.0, "error", "no memory")]
