@@ -104,7 +104,7 @@ def examine(
     Args:
         config_path: Configuration of the agent; None is the one that `join` wrote, if there is one.
         run: Runs `systemctl`.
-        data: Own data to examine; None is the file of the configuration, if there is one.
+        data: Own data to examine; not given: the file of the configuration, if there is one.
     """
     sensors = RealSensors()
     yield from machine_findings(

@@ -258,7 +258,7 @@ class _Text(io.RawIOBase):
         super().close()
 
     def _text(self, chunk: bytes) -> memoryview:
-        """Return the text of the next bytes; none is the end."""
+        """Return the text of the next bytes; no bytes end it."""
         self._is_at_end = not chunk
         self._n_bytes += len(chunk)
         if self._n_bytes > self._max_bytes:

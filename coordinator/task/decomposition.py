@@ -25,12 +25,7 @@ MORE = (
 )
 """Decomposed besides the standard ones: their parts have rules."""
 
-KEPT = (
-    aten.gelu_backward.default,
-    aten.upsample_nearest2d_backward.default,
-    aten.upsample_bilinear2d_backward.default,
-    aten.upsample_bicubic2d_backward.default,
-)
+KEPT = (aten.gelu_backward.default,)
 """Not decomposed: their rules are simpler or faster."""
 
 

@@ -124,7 +124,7 @@ def moment_of(text: str, form: str | None, where: str) -> tuple[float, str]:
 
     Args:
         text: Year, month, day and time with or without a zone, a time of day, or a time in `form`.
-        form: Format of `strptime`; None is a date with the year first.
+        form: Format of `strptime`; without one: a date with the year first.
         where: File and row in errors.
 
     Raises:

@@ -59,8 +59,8 @@ def read_tegrastats(
     Args:
         content: Content of the file.
         where: Name of the file in errors.
-        nominal_mhz: Clock that counts as 1, MHz; None is the highest in the log.
-        interval_s: Time between lines without a date, seconds; None is `INTERVAL_S`.
+        nominal_mhz: Clock that counts as 1, MHz; not given: the highest in the log.
+        interval_s: Time between lines without a date, seconds; not given: `INTERVAL_S`.
 
     Raises:
         TraceError: There are no lines of tegrastats, one violates a rule, or the log has nothing

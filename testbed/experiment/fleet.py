@@ -85,7 +85,7 @@ class PlannedDevice:
     """Factors on the durations of download, computing and upload (`testbed.experiment.noise`);
     the tracks and the `spec` have those of the link already."""
     drawn_link: str | None = None
-    """Name of its link, of several; None is the only one of its group, or that of its profile."""
+    """Name of its link, if its group has several; else None."""
 
     @property
     def schedule(self) -> Schedule:

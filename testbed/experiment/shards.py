@@ -212,7 +212,7 @@ class FleetData:
             return self._assigned[device]
 
     def _assign(self, device: str, earlier: Sequence[str]) -> bool:
-        """Give a device the first free shard of its preference; return False if none is free."""
+        """Give a device the first free shard of its preference; return whether there was one."""
         name = next((old for old in earlier if old in self._names), device)
         order = preferred_shards(name, self._names, len(self.train_rows), self._seed)
         holders = {shard: holder for holder, shard in self._assigned.items()}

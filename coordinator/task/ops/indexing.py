@@ -41,8 +41,8 @@ def _bounds(node: fx.Node, source: fx.Node, first: int) -> tuple[int, int, int, 
     if isinstance(size, int) and isinstance(low, int) and isinstance(high, int):
         low, high, _ = slice(low, high).indices(size)
         return axis, low, max(low, high), int(step)
-    if low == 0 and isinstance(high, int) and high == LAST:
-        return axis, 0, LAST, int(step)
+    if low == 0 and step == 1 and isinstance(high, int) and high == LAST:
+        return axis, 0, LAST, 1
     raise unsupported(node, f"must not cut the batch, got the slice {low}:{high}")
 
 
@@ -248,8 +248,8 @@ def _embedding_backward(lowering: Lowering, node: fx.Node) -> Value:
     value = graph.op("Reshape", lowering.value(gradient), graph.ints([-1, width]))
     places = graph.op("Reshape", lowering.value(index), graph.ints([-1, 1]))
     if 0 <= padding < rows:
-        other = graph.op("Equal", places, graph.constant(np.array(padding, np.int64)))
-        value = graph.op("Where", other, graph.constant(np.zeros((), np.float32)), value)
+        is_padding = graph.op("Equal", places, graph.constant(np.array(padding, np.int64)))
+        value = graph.op("Where", is_padding, graph.constant(np.zeros((), np.float32)), value)
     zeros = graph.op("Expand", graph.constant(np.zeros(1, np.float32)), graph.ints([rows, width]))
     return graph.op("ScatterND", zeros, places, value, reduction="add")
 

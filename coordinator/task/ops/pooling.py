@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import fx
 
 from fairbed.coordinator.task.lowering import (
@@ -21,7 +22,6 @@ from fairbed.coordinator.task.lowering import (
     static_shape,
     unsupported,
 )
-from fairbed.coordinator.task.ops.resampling import along_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +251,33 @@ def _adaptive_means(x: fx.Node, outputs: Sequence[int]) -> _Means:
     return _Means(_Windows(counts, counts, [], [], sizes, counts), matrices)
 
 
+def _along_axes(lowering: Lowering, value: str, matrices: Sequence[NDArray[np.float32]]) -> str:
+    """Return a value that is multiplied by a matrix along each spatial axis.
+
+    Args:
+        lowering: Receives the operations.
+        value: Shape (B, C, ...), with one axis for each matrix.
+        matrices: Shape (outputs, inputs) of each axis.
+    """
+    graph, rank = lowering.graph, len(matrices)
+    for axis, matrix in enumerate(matrices):
+        constant = graph.constant(matrix)
+        if axis == rank - 1:
+            turned = graph.constant(np.ascontiguousarray(matrix.T))
+            value = graph.op("MatMul", value, turned)
+        elif axis == rank - 2:
+            value = graph.op("MatMul", constant, value)
+        else:
+            order = [*range(rank + 2)]
+            order[2 + axis], order[-2] = order[-2], order[2 + axis]
+            swapped = graph.op("Transpose", value, perm=order)
+            value = graph.op("Transpose", graph.op("MatMul", constant, swapped), perm=order)
+    return value
+
+
 def _mean_of(lowering: Lowering, x: fx.Node, means: _Means) -> str:
     if means.matrices is not None:
-        return along_axes(lowering, lowering.value(x), means.matrices)
+        return _along_axes(lowering, lowering.value(x), means.matrices)
     return lowering.graph.op(
         "AveragePool",
         lowering.value(x),
@@ -272,7 +296,7 @@ def _spread(lowering: Lowering, gradient: fx.Node, x: fx.Node, means: _Means) ->
     """
     if means.matrices is not None:
         turned = [np.ascontiguousarray(matrix.T) for matrix in means.matrices]
-        return along_axes(lowering, lowering.value(gradient), turned)
+        return _along_axes(lowering, lowering.value(gradient), turned)
     windows, channels = means.windows, static_shape(x, 1)[0]
     share = np.full((channels, 1, *windows.kernel), 1.0 / math.prod(windows.kernel), np.float32)
     return lowering.graph.op(
