@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairbed.wire.console import print_anything, read_names_as_utf_8
+from fairbed.wire.console import name_problem, print_anything, read_names_as_utf_8
 
 PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
 """Environment variable with the broker's password, which keeps it out of the process list."""
@@ -54,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             traceback.print_exc()
         cause = innermost(exc)
-        print(f"device-agent: {one_line(cause)}", file=sys.stderr)
+        problem = name_problem(cause)
+        print(f"device-agent: {problem or one_line(cause)}", file=sys.stderr)
         if isinstance(cause, AgentRefused):
             return 3
-        return 2 if isinstance(cause, (ConfigError, DataError)) else 1
+        return 2 if problem or isinstance(cause, (ConfigError, DataError)) else 1
 
 
 def _run(args: argparse.Namespace) -> int:

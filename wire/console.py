@@ -19,6 +19,9 @@ ERRORS: Final = "fairbed.ascii"
 UTF_8_MODE: Final = "PYTHONUTF8"
 """Environment variable of the mode in which Python reads names of files as UTF-8 (PEP 540)."""
 
+SHOWN_AROUND: Final = 30
+"""Characters that an error shows on either side of one that cannot be encoded."""
+
 SAMPLE: Final = "\u2500\u2588\u25cf\u2191\u03c4"
 """Characters without which the control room cannot be drawn."""
 
@@ -85,6 +88,18 @@ def storable(name: str) -> str:
     Without UTF-8 in the locale Python keeps bytes of names as lone surrogates (PEP 383).
     """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def name_problem(exc: BaseException) -> str:
+    """Return a line about a name of a file that UTF-8 cannot encode; empty for another error."""
+    if not isinstance(exc, UnicodeEncodeError) or "surrogates" not in exc.reason:
+        return ""
+    around = exc.object[max(0, exc.start - SHOWN_AROUND) : exc.end + SHOWN_AROUND]
+    return (
+        "names of files and folders must be text in the encoding of the locale "
+        f"({sys.getfilesystemencoding()}), got {storable(around)!r}; rename it, or set LC_ALL to "
+        "the locale in which its name was written"
+    )
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:

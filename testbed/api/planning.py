@@ -6,6 +6,7 @@ Messages name options of the command line; `testbed.api.errors.in_python` replac
 import itertools
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -43,6 +44,7 @@ from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import foreign_files
+from fairbed.wire.console import storable
 from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
 from fairbed.wire.transport.address import is_loopback, parse_url
@@ -355,8 +357,15 @@ def _check_new(folder: Path) -> None:
     """Check that a folder has only files of runs, because `fairbed rm` deletes all its files.
 
     Raises:
-        UsageError: The path is a file, or the folder has other files.
+        UsageError: The path is a file, the folder has other files, or UTF-8 has no such name.
     """
+    whole = os.path.abspath(folder)
+    if storable(whole) != whole:  # a database, a page and a message cannot hold it
+        raise UsageError(
+            f"--out {folder}: its path must be text in the encoding of the locale "
+            f"({sys.getfilesystemencoding()}), got {storable(whole)}; choose another, or set "
+            "LC_ALL to the locale in which its name was written"
+        )
     try:
         found = foreign_files(folder)
     except OSError as exc:

@@ -15,7 +15,8 @@ from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.host.termination import STOPPING, signals_restored
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
-from fairbed.wire.console import print_anything, read_names_as_utf_8
+from fairbed.wire.console import name_problem, print_anything, read_names_as_utf_8
+from fairbed.wire.errors import innermost
 
 
 def console() -> int:
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as exc:
             if hasattr(options, "debug"):
                 traceback.print_exc()
+            if problem := name_problem(innermost(exc)):
+                print(f"fairbed: {problem}", file=sys.stderr)
+                return BAD_USAGE
             line = f"{type(exc).__name__}: {exc}".splitlines()[0]
             print(f"fairbed: internal error: {line}; --debug prints the traceback", file=sys.stderr)
             return FAILED

@@ -138,8 +138,13 @@ class BrokerProcess:
         """Process id; None after `stop` or `kill`."""
         return self._process.pid if self._process else None
 
-    async def start(self, arguments: list[str]) -> None:
+    async def start(self, arguments: list[str], folder: Path | None = None) -> None:
         """Start the broker, and return when it accepts a login.
+
+        Args:
+            arguments: Of its command.
+            folder: Its working directory, to which file names in its configuration are relative;
+                None is that of this process.
 
         Raises:
             BrokerError: It does not start.
@@ -159,6 +164,7 @@ class BrokerProcess:
                     stdout=output,
                     stderr=log,
                     env=os.environ | ALLOCATOR,
+                    cwd=folder,
                     start_new_session=True,  # Ctrl-C must not end the broker before its users
                 )
         except OSError as exc:

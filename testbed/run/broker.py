@@ -294,7 +294,9 @@ class Broker:
                 "resume the run"
             ) from exc
         try:
-            await self._process.start(_KINDS[self.kind].configure(self._setup))
+            # mosquitto.conf must be UTF-8, and the name of a folder may be in another encoding.
+            folder = self._setup.folder
+            await self._process.start(_KINDS[self.kind].configure(self._setup), folder)
         except BaseException:
             shutil.rmtree(self._setup.folder, ignore_errors=True)
             raise
@@ -455,13 +457,13 @@ def _configure_mosquitto(setup: _Setup) -> list[str]:
         _write(acl, mosquitto_acl(accounts).encode())
     text = mosquitto_conf(
         [Listener(port=setup.port, host=setup.host)],
-        password_file=str(passwords),
-        acl_file=None if acl is None else str(acl),
+        password_file=passwords.name,
+        acl_file=None if acl is None else acl.name,
         user="root" if os.geteuid() == 0 else None,  # a change of user would clear the guard
         max_packet_bytes=setup.max_packet_bytes,
     )
     _write(config, text.encode())
-    return ["-c", str(config)]
+    return ["-c", config.name]
 
 
 def _configure_nats(setup: _Setup) -> list[str]:
@@ -474,11 +476,11 @@ def _configure_nats(setup: _Setup) -> list[str]:
         else nats_users(setup.accounts.all()),
         server_name=f"{USER}-{setup.port}",
         system_user={"user": SYSTEM_USER, "password": setup.system_password},
-        data_folder=str(setup.folder / "jetstream"),
+        data_folder="jetstream",
         max_packet_bytes=setup.max_packet_bytes,
     )
     _write(config, text.encode())
-    return ["-c", str(config)]
+    return ["-c", config.name]
 
 
 def _find_amqtt() -> list[str] | None:
@@ -510,7 +512,7 @@ def _configure_amqtt(setup: _Setup) -> list[str]:
         "max_packet_bytes": setup.max_packet_bytes,
     }
     _write(config, json.dumps(settings).encode())
-    return [str(config)]
+    return [config.name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 
 from fairbed.testbed import cli
 from fairbed.wire import console
-from fairbed.wire.console import ERRORS, in_ascii, print_anything, shows, storable
+from fairbed.wire.console import ERRORS, in_ascii, name_problem, print_anything, shows, storable
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,6 +113,38 @@ def test_the_name_of_a_file_is_stored_as_text() -> None:
     for name in ("é.toml", "pi.toml", b"\xc3\xa9.toml".decode("ascii", "surrogateescape")):
         assert storable(name) in ("é.toml", "pi.toml")
     assert storable(b"\xe9.toml".decode("utf-8", "surrogateescape")) == "\\xe9.toml"
+
+
+@pytest.mark.parametrize("command", ["replay", "report", "device-agent"])
+def test_a_name_that_is_no_text_is_refused_in_one_line(tmp_path: Path, command: str) -> None:
+    (tmp_path / "pi.toml").write_text(EXPERIMENT, encoding="utf-8")
+    words = {
+        "replay": (b"replay", b"pi.toml", b"--out", b"out \xf6"),
+        "report": (b"report", b"out \xf6"),
+        "device-agent": (b"run", b"--config", b"\xf6.toml"),
+    }
+    module = "device_agent.cli" if command == "device-agent" else "testbed.cli.main"
+    done = subprocess.run(
+        [sys.executable, "-m", f"fairbed.{module}", *words[command]],
+        cwd=tmp_path,
+        env=os.environ | {"LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert b"\\xf6" in done.stderr or b"\\udcf6" in done.stderr
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_an_error_about_a_name_shows_the_name_alone() -> None:
+    name = os.fsdecode(b"x" * 100 + b"\xf6")
+    with pytest.raises(UnicodeEncodeError) as raised:
+        name.encode()
+    assert f"got {'x' * 30 + chr(92) * 2}xf6'".replace("got ", "got '") in name_problem(
+        raised.value
+    )
+    assert not name_problem(UnicodeEncodeError("ascii", "\xe9", 0, 1, "ordinal not in range(128)"))
 
 
 def test_the_handler_leaves_other_errors_alone() -> None:

@@ -79,15 +79,16 @@ def files_with(folder: Path, text: str) -> list[Path]:
 async def test_starts_and_leaves_no_port_process_or_folder(
     kind: BrokerKind, tmp_path: Path
 ) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xf6w")  # UTF-8 has no such name
     with anyio.fail_after(GIVE_UP_S):
-        async with start_broker(kind, folder=tmp_path / "new") as broker:
+        async with start_broker(kind, folder=folder) as broker:
             assert broker.kind == kind
             process = psutil.Process(broker.pid or 0)
             assert not can_be_bound(port_of(broker))
         assert broker.pid is None
         assert not process.is_running()
         assert can_be_bound(port_of(broker))
-        assert os.listdir(tmp_path / "new") == ["broker.log"]
+        assert os.listdir(folder) == ["broker.log"]
 
 
 @pytest.mark.parametrize("kind", BROKERS)
