@@ -16,7 +16,8 @@ from fairbed.coordinator.task.recipes import (
     find_shipped,
     task_name,
 )
-from fairbed.wire.artifact import Artifact, TaskKind, decode_artifact
+from fairbed.wire.artifact import MAX_REMARKS, Artifact, TaskKind, decode_artifact
+from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import GROUP, call_factory, factory_at, path_of
 from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 
@@ -143,12 +144,13 @@ def build_task(
 
     with users_code(broken, TaskError):
         problem = export_problem(module)
-        make_trainable(module, name, x_shape)
+        remarks = make_trainable(module, name, x_shape)
         x_range = x_range_for(module, name, x_shape, examples)
         twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
-        make_trainable(twin, name, x_shape)
+        make_trainable(twin, name, x_shape, TWIN_SEED)
         check_twins(module, twin, name)
-        fixed, remarks = fixed_tensors(module, twin, x_shape, x_range)
+        fixed, more = fixed_tensors(module, twin, x_shape, x_range)
+        remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more][:MAX_REMARKS]]
         reason = ""
         if engine != "torch":
             try:

@@ -191,8 +191,13 @@ def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> 
 
 
 def _constant(program: ExportedProgram, target: str | None) -> NDArray[Any]:
-    values = {**program.state_dict, **program.constants}
-    array: NDArray[Any] = values[str(target)].detach().numpy()
+    """Return a constant tensor, its type widened or rounded to one that graphs have."""
+    value = {**program.state_dict, **program.constants}[str(target)].detach()
+    if value.is_floating_point():
+        value = value.float()
+    elif value.dtype != torch.bool and not value.is_complex():
+        value = value.long()
+    array: NDArray[Any] = value.numpy()
     return array
 
 

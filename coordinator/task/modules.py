@@ -22,7 +22,6 @@ from torch.nn.parameter import is_lazy
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck
 from fairbed.wire.artifact import (
-    MAX_REMARKS,
     Artifact,
     ModuleSource,
     SelfCheck,
@@ -30,6 +29,7 @@ from fairbed.wire.artifact import (
     TaskSpec,
     XRange,
 )
+from fairbed.wire.float_types import cast_floats
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import source_hash
 from fairbed.wire.plugins import PluginError, users_code
@@ -91,11 +91,6 @@ def export_problem(model: nn.Module) -> str:
                 "be trained, got a frozen one (requires_grad is False), which keeps the value that "
                 "the module gives it; train it, or compute its layer before training, in the data"
             )
-        elif tensor.dtype == torch.float64:
-            problem = (
-                "be float32, got float64, of which devices keep and send float32; leave out "
-                ".double()"
-            )
         elif other != name:
             problem = (
                 f"have one name, got {other}, which is the same parameter (tied weights); give it "
@@ -107,14 +102,19 @@ def export_problem(model: nn.Module) -> str:
     return ""
 
 
-def make_trainable(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> None:
-    """Make lazy layers real in place, and refuse a module whose parameters no engine trains.
+def make_trainable(
+    model: nn.Module, name: str, x_shape: tuple[int, ...], seed: int = 0
+) -> list[str]:
+    """Make a module trainable in place, and refuse one whose parameters no engine trains.
 
-    Lazy layers take their sizes from one forward pass over zeros, in evaluation mode, so that no
-    buffer changes. A module of float64 parameters alone gets x in float64.
+    Floats of another type become float32. Lazy layers take their sizes from one forward pass over
+    zeros, in evaluation mode, so that no buffer changes; `seed` is that of their values.
+
+    Returns:
+        Lines about what changed.
 
     Raises:
-        Unsupported: No parameter is trained, or one has no value, is no float of 32 or 64 bits,
+        Unsupported: No parameter is trained, or one has no value, is no float of 16 to 64 bits,
             not on the CPU, or shares its memory with another tensor.
     """
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
@@ -128,11 +128,10 @@ def make_trainable(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> Non
                 f"{label}: each tensor of the model must be on the CPU, got {tensor.device}; leave "
                 "out .to() and device="
             )
+    cast = cast_floats(model)
+    _make_real(model, name, x_shape, seed)
     parameters = list(model.named_parameters())
     trained = [(label, tensor) for label, tensor in parameters if tensor.requires_grad]
-    if trained and all(tensor.dtype == torch.float64 for _, tensor in trained):
-        model.register_forward_pre_hook(_in_float64)
-    _make_real(model, name, x_shape)
     if not trained:
         got = f"{len(parameters)} frozen ones" if parameters else "none"
         raise Unsupported(
@@ -147,11 +146,8 @@ def make_trainable(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> Non
             )
         if not tensor.numel():
             problem = f"have values, got the shape {tuple(tensor.shape)}; remove it"
-        elif tensor.dtype not in (torch.float32, torch.float64):
-            problem = (
-                f"be float32, got {dtype}; make it float32: leave out .half(), .bfloat16() and "
-                "dtype="
-            )
+        elif tensor.dtype != torch.float32:
+            problem = f"be float32, got {dtype}; leave out dtype="
         else:
             continue
         raise Unsupported(f"{label}: each parameter must {problem}")
@@ -163,14 +159,20 @@ def make_trainable(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> Non
                 f"{label}: each parameter must have memory of its own, got that of {other}; clone "
                 "it, or tie both as one nn.Parameter"
             )
+    if not cast:
+        return []
+    shown, _, dtype = cast[0].rpartition(": ")
+    return [
+        f"{_and_more(shown, len(cast))}: each float of the model must be float32, got {dtype}; "
+        "all of its floats are cast to float32, also those that forward() computes"
+    ]
 
 
-def _in_float64(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return the x of a module whose parameters are float64: a forward pre-hook of torch."""
-    return tuple(x.double() if x.is_floating_point() else x for x in args)
+def _and_more(first: str, count: int) -> str:
+    return f"{first} and {count - 1} more" if count > 1 else first
 
 
-def _make_real(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> None:
+def _make_real(model: nn.Module, name: str, x_shape: tuple[int, ...], seed: int) -> None:
     """Give the lazy layers of a module the sizes of their inputs.
 
     Raises:
@@ -193,7 +195,7 @@ def _make_real(model: nn.Module, name: str, x_shape: tuple[int, ...]) -> None:
         )
 
     mode = model.training
-    with seeded_draws(0), torch.no_grad(), users_code(broken):
+    with seeded_draws(seed), torch.no_grad(), users_code(broken):
         model.eval()(torch.zeros((MODULE_BATCH, *x_shape), dtype=torch.float32))
         model.train(mode)
     if (left := next(lazy(), None)) is not None:
@@ -345,13 +347,12 @@ def fixed_tensors(
         and _bytes_of(tensor) == _bytes_of(drawn[name])
     ]
     if kept:
-        more = f" and {len(kept) - 1} more" if len(kept) > 1 else ""
         remarks.append(
-            f"{kept[0]}{more}: training must start from random values, which seeds.init draws, got "
+            f"{_and_more(kept[0], len(kept))}: training must start from random values, which seeds.init draws, got "
             "values that the module sets (of a trained model?), which are not used; freeze the "
             "layer to keep them"
         )
-    return fixed, [remark[:MAX_TEXT] for remark in remarks[:MAX_REMARKS]]
+    return fixed, remarks
 
 
 def _only_counts(model: nn.Module, name: str) -> bool:

@@ -24,6 +24,7 @@ from fairbed.device_agent.engines.base import (
 from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, TaskKind
 from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.float_types import cast_floats
 from fairbed.wire.models import call_factory, sourced_factory
 from fairbed.wire.plugins import PluginError, users_code
 
@@ -63,9 +64,6 @@ class TorchEngine:
         self._n_buffers = n_values - n_params
         self._versions = dict[str, tuple[torch.Tensor, int]]()
         """The tensors that are no part of the vector, and torch's counts of their changes."""
-        self._copied: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        """Parameters of another type than the vector, with the views of value and gradient in
-        float32, and a gradient of their own type."""
         self._seed: tuple[int, int] | None = None
         self._bind()
 
@@ -103,13 +101,9 @@ class TorchEngine:
         inputs, labels = self._tensors(x, y)
         self._load(vector)
         self._gradient.zero_()
-        for _, _, _, found in self._copied:
-            found.zero_()
         with self._drawing(), self._failing("a training step"):
             loss = example_losses(self._module(inputs), labels, self.spec.kind).mean()
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        for _, _, gradient, found in self._copied:
-            gradient.copy_(found)
         self._save_buffers(vector)
         return loss.item(), self._gradient.numpy()
 
@@ -145,8 +139,6 @@ class TorchEngine:
     def _bind(self) -> None:
         """Make the parameters of the module views of one vector, and their gradients of another.
 
-        A float64 parameter has memory of its own, into which each step copies its values.
-
         Raises:
             EngineError: The tensors of the module are not those of the task.
         """
@@ -168,14 +160,8 @@ class TorchEngine:
             if tensor.role == "param":
                 parameter = params[tensor.name]
                 part = slice(tensor.offset, tensor.offset + tensor.size)
-                values = self._params[part].view(tensor.shape)
-                gradient = self._gradient[part].view(tensor.shape)
-                if parameter.dtype == torch.float32:
-                    parameter.data, parameter.grad = values, gradient
-                else:
-                    parameter.data = values.to(parameter.dtype)
-                    found = parameter.grad = torch.zeros_like(parameter)
-                    self._copied.append((parameter, values, gradient, found))
+                parameter.data = self._params[part].view(tensor.shape)
+                parameter.grad = self._gradient[part].view(tensor.shape)
 
     def _tensors(self, x: Examples, y: Targets) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = shaped_examples(self.spec, x, y)
@@ -185,8 +171,6 @@ class TorchEngine:
         """Copy a vector into the module, which goes to the mode of the next step."""
         checked_vector(self.spec, vector)
         self._params.copy_(torch.from_numpy(vector[: len(self._params)]))
-        for parameter, values, _, _ in self._copied:
-            parameter.data.copy_(values)
         self._module.train(self._seed is not None or not self._source.is_random)
         with torch.no_grad():
             if self._n_buffers:
@@ -233,7 +217,9 @@ class TorchEngine:
 
 
 def make_module(artifact: Artifact) -> nn.Module:
-    """Return the module of a task: lazy layers are real, and fixed tensors are those of the task.
+    """Return the module of a task.
+
+    Its floats are float32, lazy layers are real, and fixed tensors are those of the task.
 
     Raises:
         EngineError: The module cannot be imported or made, or is not that of the task.
@@ -248,9 +234,7 @@ def make_module(artifact: Artifact) -> nn.Module:
             module = call_factory(path, factory, spec.x_shape, spec.classes)
             if not isinstance(module, nn.Module):
                 raise EngineError(f"model {path}: must be a torch.nn.Module, got {type(module)}")
-            trained = [tensor.dtype for tensor in module.parameters() if tensor.requires_grad]
-            if set(trained) == {torch.float64}:
-                module.register_forward_pre_hook(_in_float64)
+            cast_floats(module)
             if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
                 x = torch.zeros((MODULE_BATCH, *spec.x_shape), dtype=torch.float32)
                 with users_code(PluginError), torch.no_grad():
@@ -259,11 +243,6 @@ def make_module(artifact: Artifact) -> nn.Module:
         raise EngineError(str(exc)) from exc
     _load_fixed(module, artifact)
     return module
-
-
-def _in_float64(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return the x of a module whose parameters are float64: a forward pre-hook of torch."""
-    return tuple(x.double() if x.is_floating_point() else x for x in args)
 
 
 def _load_fixed(module: nn.Module, artifact: Artifact) -> None:

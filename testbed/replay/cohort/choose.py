@@ -108,6 +108,7 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
             f"{spec.name}; choose auto or device"
         )
     try:
+        from fairbed.coordinator.task.modules import make_trainable
         from fairbed.device_agent.engines.torch import make_module as module_of
         from fairbed.testbed.replay.cohort.functional import TorchTrainer
     except ImportError as exc:
@@ -117,6 +118,7 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
         ) from exc
     if artifact.module is None:
         model = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
+        make_trainable(model, spec.name, spec.x_shape)
     else:
         model = module_of(artifact)
     return TorchTrainer(model, spec, shards, "cuda" if _has_gpu() else "cpu")

@@ -66,7 +66,6 @@ class TorchTrainer:
         self._shards = shards
         self._device = torch.device(accelerator)
         self._model = model.to(self._device).train()
-        self._types = {name: p.dtype for name, p in self._model.named_parameters()}
         torch.set_num_threads(1)
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
@@ -162,8 +161,7 @@ class TorchTrainer:
     def _loss(
         self, parts: Parts, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor
     ) -> torch.Tensor:
-        typed = {name: part.to(self._types[name]) for name, part in parts.items()}
-        output = functional_call(self._model, typed, (x,))
+        output = functional_call(self._model, parts, (x,))
         return (example_losses(output, y, self.spec.kind) * w).sum()
 
     def _mean_loss(self, vector: Vector, device: int) -> float:
