@@ -33,7 +33,7 @@ from fairbed.coordinator.store.tables import (
     RoundRow,
     SelectionRow,
 )
-from fairbed.wire.evaluation import Quality
+from fairbed.wire.evaluation import Evaluation, Quality
 from fairbed.wire.messages import (
     COMPUTE_PHASES,
     DEVICE_PHASES,
@@ -650,4 +650,4 @@ def _pooled_quality(measured: Sequence[Score]) -> Quality:
         return Quality()
     y = np.concatenate([predictions.y for predictions in known])
     scores = np.concatenate([predictions.scores for predictions in known])
-    return Quality.of(y, 0, scores)
+    return Quality.of(y, Evaluation(0.0, 0, scores))

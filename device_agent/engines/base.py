@@ -45,6 +45,7 @@ class Engine(Protocol):
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
 
+        The mean is over all positions of all examples (`wire.evaluation.positions_of`).
         `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
         change the returned array; the next call overwrites it.
         """
@@ -80,15 +81,16 @@ def self_check(engine: Engine) -> None:
 
 
 def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, Targets]:
-    """Return x as (B, *x_shape) and y as (B,), contiguous.
+    """Return x as (B, *x_shape) and y as (B, *y_shape), contiguous.
 
     Raises:
         ValueError: A shape or dtype does not fit the task.
     """
     size = math.prod(spec.x_shape)
-    if y.ndim != 1 or len(x) != len(y) or len(y) == 0 or x.size != len(y) * size:
+    is_fit = y.shape[1:] == spec.y_shape and len(x) == len(y) and x.size == len(y) * size
+    if not is_fit or len(y) == 0:
         raise ValueError(
-            f"{spec.name}: x must be (B, {', '.join(map(str, spec.x_shape))}) and y (B,) "
+            f"{spec.name}: x must be {batch_text(spec.x_shape)} and y {batch_text(spec.y_shape)} "
             f"with B >= 1, got {x.shape} and {y.shape}"
         )
     if x.dtype != spec.x_dtype or y.dtype != spec.y_dtype:
@@ -100,6 +102,11 @@ def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, 
     if not shaped.flags.c_contiguous:
         shaped = shaped.copy()
     return shaped, y if y.flags.c_contiguous else y.copy()
+
+
+def batch_text(shape: tuple[int, ...]) -> str:
+    """Return the shape of a mini-batch in print: `(B, 3, 32, 32)`."""
+    return f"(B, {', '.join(map(str, shape))})" if shape else "(B,)"
 
 
 def checked_vector(spec: TaskSpec, vector: NDArray[np.float32]) -> NDArray[np.float32]:

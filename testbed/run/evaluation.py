@@ -97,7 +97,7 @@ class FleetEvaluator:
         """
         found = self._evaluations(vector, range(len(self._data.test_rows)))
         rows = np.concatenate([self._data.test_rows[k] for k in found])
-        return self._score(rows, _pooled(list(found.values())))
+        return self._score(rows, Evaluation.pooled(list(found.values())))
 
     def _evaluations(self, vector: Vector, shards: Collection[int]) -> dict[int, Evaluation]:
         """Return the evaluation of each of these shards."""
@@ -111,7 +111,7 @@ class FleetEvaluator:
         results = [result for job in jobs for result in job.result()]
         for batch, found in sorted(results, key=_device_and_row):
             batches[batch.device].append(found)
-        return {k: _pooled(found) for k, found in batches.items()}
+        return {k: Evaluation.pooled(found) for k, found in batches.items()}
 
     def _score(self, rows: Ints, found: Evaluation) -> Score:
         """Return the score of the examples in `rows`, shape (n,)."""
@@ -119,7 +119,7 @@ class FleetEvaluator:
             return Score(0, Quality(), 0.0)
         y = self._data.dataset.y[rows]
         predictions = None if found.scores is None else Predictions(y, found.scores)
-        quality = Quality.of(y, found.correct, found.scores)
+        quality = Quality.of(y, found)
         return Score(len(rows), quality, found.loss_sum, predictions=predictions)
 
     def close(self) -> None:
@@ -166,16 +166,6 @@ def _batches(rows_by_device: Sequence[Ints]) -> Iterator[_Batch]:
     for device, rows in enumerate(rows_by_device):
         for start in range(0, len(rows), BATCH):
             yield _Batch(device, rows[start : start + BATCH])
-
-
-def _pooled(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the evaluation of all examples; without scores if a part has none."""
-    scores = [part.scores for part in parts if part.scores is not None]
-    return Evaluation(
-        loss_sum=sum((part.loss_sum for part in parts), 0.0),
-        correct=sum(part.correct for part in parts),
-        scores=np.concatenate(scores) if scores and len(scores) == len(parts) else None,
-    )
 
 
 def _device_and_row(result: tuple[_Batch, Evaluation]) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeSta
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Round, Tick
 from fairbed.coordinator.store.tables import ExchangeRow, ReleaseRow
-from fairbed.wire.evaluation import Quality
+from fairbed.wire.evaluation import Evaluation, Quality
 from fairbed.wire.messages import MAX_WATTS, Offer, PhaseEnergy
 from tests.coordinator.builders import TRAIN, context, hello, offer
 
@@ -320,9 +320,10 @@ def a_score(y: list[float], scores: list[float], *, is_own: bool = False) -> Sco
     found = np.array(scores, np.float32)
     is_regression = target.dtype == np.float32
     losses = 0.5 * (found - target) ** 2 if is_regression else np.log1p(np.exp(-found))
-    quality = Quality.of(target, int(((found > 0) == target).sum()), found)
+    losses_sum, correct = float(losses.sum()), int(((found > 0) == target).sum())
+    quality = Quality.of(target, Evaluation(losses_sum, correct, found))
     predictions = None if is_own else Predictions(target, found)
-    return Score(len(y), quality, float(losses.sum()), predictions=predictions)
+    return Score(len(y), quality, losses_sum, predictions=predictions)
 
 
 def test_regression_has_errors_and_no_accuracy() -> None:

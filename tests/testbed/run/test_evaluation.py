@@ -94,7 +94,7 @@ def test_scores_each_device_on_its_own_held_out_examples() -> None:
     for k, name in enumerate("ab"):
         rows = data.test_rows[k]
         x = data.dataset.x[rows].astype(np.float32) / np.float32(255)
-        loss_sum, correct, _ = Softmax(artifact()).evaluate(VECTOR, x, data.dataset.y[rows])
+        loss_sum, correct, *_ = Softmax(artifact()).evaluate(VECTOR, x, data.dataset.y[rows])
         assert scores[name].n == len(rows) == 500
         assert scores[name].correct == correct
         assert scores[name].loss_sum == pytest.approx(loss_sum, rel=1e-6)
