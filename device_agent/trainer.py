@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.device_agent.engines.base import Engine, Examples, batch_text
+from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.device_agent.host import Meter
 from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
 from fairbed.wire.artifact import TaskSpec
@@ -17,6 +17,7 @@ from fairbed.wire.evaluation import Evaluation, Quality, Targets, positions_of, 
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.scale import scale_of, unscaled
+from fairbed.wire.tensors import batch_text
 
 
 def draw_examples(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
@@ -408,6 +409,19 @@ def check_targets(spec: TaskSpec, y: Targets, name: str = "data") -> None:
         raise ValueError(
             f"{name}: every example must have a label at one position, got -1 at all of example "
             f"{row}; leave it out"
+        )
+
+
+def check_tokens(spec: TaskSpec, x: NDArray[Any], name: str = "data") -> None:
+    """Check that integer x, shape (n, ...), are in the vocabulary of a task.
+
+    Raises:
+        ValueError: A token is not.
+    """
+    if spec.x_dtype == "int64" and x.size and not 0 <= x.min() <= x.max() < spec.x_classes:
+        raise ValueError(
+            f"{name}: every token must be in 0..{spec.x_classes - 1}, the vocabulary of "
+            f"{spec.name}, got {x.min()}..{x.max()}; number the tokens as the data of the run do"
         )
 
 

@@ -42,6 +42,9 @@ cross-entropy; regression: one number, half the squared error; multi-label: one 
 which any number may be set, binary cross-entropy of each. All but the last are at each position of
 `TaskSpec.y_shape`."""
 
+ClassesAxis: TypeAlias = Literal["first", "last"]
+"""Where the classes are in an output at positions: (B, classes, *y_shape), or at the end."""
+
 
 class XRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The range of the values of x in some data."""

@@ -11,6 +11,7 @@ from fairbed.device_agent.errors import EngineMismatch
 from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
+from fairbed.wire.tensors import batch_text
 
 EVALUATION_BATCH = 64
 """Examples per evaluation run: bounds the memory of activations."""
@@ -102,11 +103,6 @@ def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, 
     if not shaped.flags.c_contiguous:
         shaped = shaped.copy()
     return shaped, y if y.flags.c_contiguous else y.copy()
-
-
-def batch_text(shape: tuple[int, ...]) -> str:
-    """Return the shape of a mini-batch in print: `(B, 3, 32, 32)`."""
-    return f"(B, {', '.join(map(str, shape))})" if shape else "(B,)"
 
 
 def checked_vector(spec: TaskSpec, vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Predictions, Score
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.choose import open_own_engine
+from fairbed.device_agent.trainer import check_targets, check_tokens
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.artifact import Artifact, TaskSpec
@@ -141,14 +142,29 @@ class FleetEvaluator:
 
 
 def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
-    """Check that a model fits a data set.
+    """Check that a model fits a data set, and its targets and tokens the model.
 
     Raises:
-        DatasetError: Size, type or number of classes differ.
+        DatasetError: Size, type, vocabulary, number of classes or shape of the targets differ, or
+            an example has no label at any position.
     """
     x_dtype = "int64" if dataset.x.dtype.kind == "i" else "float32"
-    has = _fit(math.prod(dataset.x_shape), x_dtype, dataset.classes, dataset.is_regression)
-    takes = _fit(math.prod(spec.x_shape), spec.x_dtype, spec.classes, spec.kind == "regression")
+    has = _fit(
+        math.prod(dataset.x_shape),
+        x_dtype,
+        dataset.x_classes,
+        dataset.y.shape[1:],
+        dataset.classes,
+        dataset.is_regression,
+    )
+    takes = _fit(
+        math.prod(spec.x_shape),
+        spec.x_dtype,
+        spec.x_classes,
+        spec.y_shape,
+        spec.classes,
+        spec.kind == "regression",
+    )
     if has != takes:
         raise DatasetError(
             f"model {spec.name}",
@@ -156,10 +172,27 @@ def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
             "choose another model or data set",
         )
 
+    name = f"data set {dataset.name}"
+    try:
+        check_targets(spec, dataset.y, name)
+        check_tokens(spec, dataset.x, name)
+    except ValueError as exc:
+        problem, _, what_to_do = str(exc).removeprefix(f"{name}: ").rpartition("; ")
+        raise DatasetError(name, problem or what_to_do, what_to_do) from exc
 
-def _fit(values: int, x_dtype: str, classes: int, is_regression: bool) -> str:
+
+def _fit(
+    values: int,
+    x_dtype: str,
+    x_classes: int,
+    y_shape: tuple[int, ...],
+    classes: int,
+    is_regression: bool,
+) -> str:
+    kinds = f" of {x_classes} tokens" if x_classes else ""
     targets = "targets of regression" if is_regression else f"{classes} classes"
-    return f"{values} {x_dtype} values and {targets}"
+    at = f" at positions of shape {y_shape}" if y_shape else ""
+    return f"{values} {x_dtype} values{kinds} and {targets}{at}"
 
 
 def _batches(rows_by_device: Sequence[Ints]) -> Iterator[_Batch]:
