@@ -70,6 +70,16 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
             raise DecodeError("shard: every feature must be finite, got NaN or infinity")
         return x.astype(np.float32), y
 
+    def count_positions(self) -> int:
+        """Return the number of positions of all examples that have a target.
+
+        0 with one target per example.
+        """
+        if not self.y_shape:
+            return 0
+        y = np.frombuffer(self.y, np.dtype(self.y_dtype).newbyteorder("<"))
+        return y.size if self.y_dtype == "float32" else int(np.count_nonzero(y >= 0))
+
 
 _DECODER = msgspec.msgpack.Decoder(Shard)
 

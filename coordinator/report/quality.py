@@ -43,7 +43,7 @@ def quality_of(row: DeviceMetricRow | PersonalScoreRow) -> float | None:
     return row.rmse if row.accuracy is None else row.accuracy
 
 
-def tests_of(
+def counted_tests(
     rows: Iterable[PersonalScoreRow | DeviceMetricRow],
 ) -> Iterator[tuple[int, float | None]]:
     """Yield test examples and accuracy of each device, for `noise_of`.
@@ -60,7 +60,7 @@ def noise_of(tests: Iterable[tuple[int, float | None]]) -> SamplingNoise | None:
     several positions per example.
 
     Args:
-        tests: Of `tests_of`.
+        tests: Of `counted_tests`.
     """
     counted = []
     for n, accuracy in tests:

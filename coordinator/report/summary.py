@@ -28,7 +28,7 @@ from fairbed.coordinator.policy.live_settings import (
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
-from fairbed.coordinator.report.quality import noise_of, noise_warning, tests_of
+from fairbed.coordinator.report.quality import counted_tests, noise_of, noise_warning
 from fairbed.coordinator.report.quantities import SampleCount, of_enough, ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
@@ -400,7 +400,7 @@ def _model(
             variance_of_percent=None if variance is None else 1e4 * variance,
             jain=_finite(found.accuracy_jain) if found else None,
             test_set=row.test_accuracy if row else None,
-            noise=noise_of(tests_of(of_devices)),
+            noise=noise_of(counted_tests(of_devices)),
         ),
         "auroc": _auroc(row),
         "positions": _positions(row),
@@ -662,7 +662,7 @@ def _personal(
         accuracy_variance=own.accuracy_variance if own else None,
         accuracy_std=own.accuracy_variance**0.5 if own else None,
         accuracy_pooled=own.accuracy_pooled if own else None,
-        noise=noise_of(tests_of(scores)),
+        noise=noise_of(counted_tests(scores)),
         rmse_mean=_finite(errors.rmse_mean) if errors else None,
         rmse_worst10=_finite(errors.rmse_worst10) if errors else None,
         rmse_std=_finite(errors.rmse_std) if errors else None,
@@ -774,7 +774,7 @@ def _attackers(
         accuracy_worst10=found.accuracy_worst10 if found else None,
         accuracy_variance=found.accuracy_variance if found else None,
         accuracy_std=found.accuracy_variance**0.5 if found else None,
-        noise=noise_of(tests_of(benign)),
+        noise=noise_of(counted_tests(benign)),
         loss_mean=loss.mean,
         loss_std=loss.std,
         device_share=len(malicious) / len(counts) if counts else 0.0,

@@ -62,8 +62,7 @@ class RoundMerge:
     async def add(self, exchange: Exchange, model: Vector, base: Vector | None = None) -> None:
         """Add the verified update of a done exchange; `lock` must be held.
 
-        Its weight, its examples or their positions, is bounded by the number of examples that the
-        device registered.
+        Its weight, its examples or their positions, is bounded by what the device registered.
 
         Args:
             exchange: Its exchange, with the staleness of the update.
@@ -75,7 +74,10 @@ class RoundMerge:
         assert offer is not None
         assert accumulator is not None, "only a merge that has begun can add updates"
         n_k = min(offer.n_k, device.n_registered or offer.n_k)
-        weight = n_k if offer.positions is None else max(1, offer.positions * n_k // offer.n_k)
+        weight = n_k
+        if offer.positions is not None:
+            reported = offer.positions * n_k // offer.n_k
+            weight = min(reported, device.positions_registered or reported)
 
         def add() -> None:
             rebased = model

@@ -14,7 +14,9 @@ from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import batch_text
 
 EVALUATION_BATCH = 64
-"""Examples per evaluation run: bounds the memory of activations."""
+"""Most examples per evaluation run: bounds the memory of activations."""
+EVALUATION_OUTPUTS = 1 << 20
+"""Most logits of all positions in one evaluation run, unless those of one example are more."""
 
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
@@ -103,6 +105,14 @@ def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, 
     if not shaped.flags.c_contiguous:
         shaped = shaped.copy()
     return shaped, y if y.flags.c_contiguous else y.copy()
+
+
+def evaluation_batch(spec: TaskSpec) -> int:
+    """Return the number of examples per evaluation run."""
+    if not spec.y_shape:
+        return EVALUATION_BATCH
+    of_one = math.prod(spec.y_shape) * (spec.classes if spec.kind == "classification" else 1)
+    return max(1, min(EVALUATION_BATCH, EVALUATION_OUTPUTS // of_one))
 
 
 def checked_vector(spec: TaskSpec, vector: NDArray[np.float32]) -> NDArray[np.float32]:

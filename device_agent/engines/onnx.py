@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import (
-    EVALUATION_BATCH,
     Examples,
     checked_vector,
+    evaluation_batch,
     shaped_examples,
 )
 from fairbed.device_agent.errors import EngineError
@@ -118,9 +118,9 @@ class OnnxEngine:
         views = self.spec.layout.views(vector)
         feeds: dict[str, Any] = {_state(t): views[t.name] for t in self.spec.layout.tensors}
         names = self.spec.evaluation_outputs
-        parts = list[Evaluation]()
-        for start in range(0, len(y), EVALUATION_BATCH):
-            batch = slice(start, start + EVALUATION_BATCH)
+        parts, size = list[Evaluation](), evaluation_batch(self.spec)
+        for start in range(0, len(y), size):
+            batch = slice(start, start + size)
             feeds |= {"x": x[batch], "y": y[batch]}
             try:
                 with self._running() as options:

@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from fairbed.device_agent.engines.base import (
-    EVALUATION_BATCH,
     Examples,
     checked_vector,
+    evaluation_batch,
     shaped_examples,
 )
 from fairbed.device_agent.errors import EngineError
@@ -124,11 +124,11 @@ class TorchEngine:
         inputs, targets = self._tensors(x, y)
         self._load(vector)
         self._module.eval()
-        parts = list[Evaluation]()
+        parts, size = list[Evaluation](), evaluation_batch(self.spec)
         with torch.no_grad(), self._failing("an evaluation"):
-            for start in range(0, len(targets), EVALUATION_BATCH):
-                target = targets[start : start + EVALUATION_BATCH]
-                output = self._module(inputs[start : start + EVALUATION_BATCH])
+            for start in range(0, len(targets), size):
+                target = targets[start : start + size]
+                output = self._module(inputs[start : start + size])
                 parts.append(self._evaluation(output, target))
         return Evaluation.pooled(parts)
 

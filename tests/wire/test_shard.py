@@ -173,6 +173,9 @@ def test_targets_of_any_shape_come_back_with_positions_without_a_label() -> None
     _, y = _back(pictures, pictures)
     assert y.dtype == np.float32
     np.testing.assert_array_equal(y, pictures)
+    assert make_shard(pictures, pictures).count_positions() == 12
+    assert make_shard(TOKENS, labels).count_positions() == 5
+    assert make_shard(TOKENS, LABELS).count_positions() == 0
     assert _back(TOKENS)[1].shape == (3,)
 
 
