@@ -71,7 +71,7 @@ class Score:
     quality: Quality
     """What the task measures."""
     loss_sum: float
-    """Sum of the losses over the examples."""
+    """Sum of the losses over the positions of the examples."""
     bytes_down: int | None = None
     """Bytes of the model that the device downloaded to evaluate it; None if the coordinator
     evaluated it."""
@@ -79,8 +79,13 @@ class Score:
     """Of the examples; None if the device evaluated it, and for three classes or more."""
 
     @property
+    def positions(self) -> int:
+        """Positions that have a target: the examples, if each has one."""
+        return self.n if self.quality.positions is None else self.quality.positions
+
+    @property
     def correct(self) -> int:
-        """Examples that are classified correctly; 0 for regression."""
+        """Positions that are classified correctly; 0 for regression."""
         return self.quality.correct or 0
 
 

@@ -61,6 +61,8 @@ class TrainedUpdate:
     update: memoryview
     """`[params | buffers]` as little-endian float32, or encoded by the round's codec."""
     n_k: int
+    positions: int | None
+    """Positions of the training examples that have a target; None with one each."""
     steps: int
     was_cold: bool
     train_cpu_s: float

@@ -306,6 +306,7 @@ class DeviceRound:
                 **{f"{phase}_s": watch[phase] for phase in DEVICE_PHASES},
             ),
             n_k=trained.n_k,
+            positions=trained.positions,
             steps=trained.steps,
             was_cold=trained.was_cold,
             loss_before=trained.loss_before,

@@ -13,10 +13,11 @@ from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.device_agent.host import Meter
 from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
 from fairbed.wire.artifact import TaskSpec
-from fairbed.wire.evaluation import Quality, Scores, Targets
+from fairbed.wire.evaluation import Evaluation, Quality, Targets, positions_of, unlabelled
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.scale import scale_of, unscaled
+from fairbed.wire.tensors import batch_text
 
 
 def draw_examples(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
@@ -53,7 +54,7 @@ class TrainResult:
     steps: int
     """Number of mini-batches."""
     loss_train: float | None
-    """Mean loss of the last started epoch, nats per example; None without any step."""
+    """Mean loss of the last started epoch over all positions, nats; None without any step."""
     kept: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Vectors of the local rule that stay on the device, each of shape (n_params,)."""
     returned: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -88,7 +89,7 @@ def train(
         engine: Computes the gradients.
         vector: The model before the first step, shape (n_values,); not changed.
         x: Examples, shape (n, *x_shape).
-        y: Targets, shape (n,).
+        y: Targets, shape (n, *y_shape).
         hyperparameters: Epochs, batch size, step size and the terms above.
         seed: Seed of the mini-batch orders (`wire.messages.Train`).
         meter: Counts every mini-batch, after its step.
@@ -108,6 +109,7 @@ def train(
         2021, Algorithm 1 (arXiv:2012.04221).
     """
     check_targets(engine.spec, y)
+    counts = positions_of(y)
     work, n_params = vector.copy(), engine.spec.layout.n_params
     w_t = vector if anchor is None else anchor
     vectors = {} if vectors is None else vectors
@@ -129,8 +131,9 @@ def train(
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient)
         meter.step(len(batch))
-        loss_sum += loss * len(batch)
-        seen += len(batch)
+        positions = int(counts[batch].sum())
+        loss_sum += loss * positions
+        seen += positions
     if not np.isfinite(work).all():
         raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps, x)
     loss_train = loss_sum / seen if seen else None
@@ -167,13 +170,13 @@ def evaluate(
     y: Targets,
     meter: Meter,
 ) -> tuple[float, Quality]:
-    """Return the mean loss F_k(w), and what else is measured, over all examples.
+    """Return the mean loss F_k(w) over all positions of the examples, and what else is measured.
 
     Args:
         engine: Runs the model in evaluation mode.
         vector: The model w, shape (n_values,).
         x: Examples, shape (n, *x_shape).
-        y: Targets, shape (n,).
+        y: Targets, shape (n, *y_shape).
         meter: Counts every `EVALUATION_BATCH` examples.
 
     Raises:
@@ -181,19 +184,18 @@ def evaluate(
         TrainingDiverged: The loss is not finite.
     """
     check_targets(engine.spec, y)
-    loss_sum, correct, scores = 0.0, 0, list[Scores]()
+    parts = list[Evaluation]()
     for start in range(0, len(y), EVALUATION_BATCH):
         batch = slice(start, start + EVALUATION_BATCH)
-        found = engine.evaluate(vector, x[batch], y[batch])
-        loss_sum += found.loss_sum
-        correct += found.correct
-        if found.scores is not None:
-            scores.append(found.scores)
+        parts.append(engine.evaluate(vector, x[batch], y[batch]))
         meter.step(len(y[batch]))
-    if not np.isfinite(loss_sum):
+    found = Evaluation.pooled(parts)
+    if not np.isfinite(found.loss_sum):
         remedy = unscaled(scale_of(x)) or "lower learning_rate"
-        raise TrainingDiverged(f"evaluation: the loss must be finite, got {loss_sum}; {remedy}")
-    return loss_sum / len(y), Quality.of(y, correct, np.concatenate(scores) if scores else None)
+        raise TrainingDiverged(
+            f"evaluation: the loss must be finite, got {found.loss_sum}; {remedy}"
+        )
+    return found.loss_sum / int(positions_of(y).sum()), Quality.of(y, found)
 
 
 class Descent:
@@ -376,25 +378,50 @@ class EpochOrders:
 
 
 def check_targets(spec: TaskSpec, y: Targets, name: str = "data") -> None:
-    """Check that targets, shape (n,), fit a task; `name` begins the message of an error.
+    """Check that targets, shape (n, *y_shape), fit a task; `name` begins the message of an error.
 
     Raises:
-        ValueError: There are none, or one is not finite, or not one of the classes.
+        ValueError: There are none, or one is not finite, or not one of the classes, or an example
+            has no label at any position.
     """
-    classes = spec.classes
+    classes = 2 if spec.kind == "multi-label" else spec.classes
     if len(y) == 0:
         raise ValueError(f"{name}: must hold at least one example, got 0; give the device more")
     if y.dtype != spec.y_dtype:
         raise ValueError(
             f"{name}: y must be {spec.y_dtype} for {spec.name}, a {spec.kind}, got {y.dtype}"
         )
+    if y.shape[1:] != spec.y_shape:
+        raise ValueError(
+            f"{name}: y must be {batch_text(spec.y_shape)} for {spec.name}, got "
+            f"{batch_text(y.shape[1:])}; choose a model for these targets"
+        )
     if spec.kind == "regression":
         if not np.isfinite(y).all():
             raise ValueError(f"{name}: every target must be finite, got NaN or infinity")
-    elif y.min() < 0 or y.max() >= classes:
+    elif y.min() < (-1 if spec.y_shape else 0) or y.max() >= classes:
+        unset = " (-1: none)" if spec.y_shape else ""
         raise ValueError(
-            f"{name}: every label must be in 0..{classes - 1}, got {y.min()}..{y.max()}; "
+            f"{name}: every label must be in 0..{classes - 1}{unset}, got {y.min()}..{y.max()}; "
             f"choose a model for these classes"
+        )
+    elif (row := unlabelled(y)) is not None:
+        raise ValueError(
+            f"{name}: every example must have a label at one position, got -1 at all of example "
+            f"{row}; leave it out"
+        )
+
+
+def check_tokens(spec: TaskSpec, x: NDArray[Any], name: str = "data") -> None:
+    """Check that integer x, shape (n, ...), are in the vocabulary of a task.
+
+    Raises:
+        ValueError: A token is not.
+    """
+    if spec.x_dtype == "int64" and x.size and not 0 <= x.min() <= x.max() < spec.x_classes:
+        raise ValueError(
+            f"{name}: every token must be in 0..{spec.x_classes - 1}, the vocabulary of "
+            f"{spec.name}, got {x.min()}..{x.max()}; number the tokens as the data of the run do"
         )
 
 

@@ -49,7 +49,7 @@ from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, Vec
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.errors import DecodeError, EncodeError
-from fairbed.wire.evaluation import Quality, Targets
+from fairbed.wire.evaluation import Quality, Targets, positions_of
 from fairbed.wire.labels import Classes
 from fairbed.wire.messages import EvaluateRequest, Manifest, OptionValue, Personal, Train
 from fairbed.wire.plugins import PluginError
@@ -81,6 +81,8 @@ class _PreparedTask:
     spec: TaskSpec
     examples: ExampleSource
     n_k: int
+    positions: int | None
+    """Positions of the training examples that have a target; None with one each."""
     n_test: int
     scale: Scale | None
     """Of the training examples; None for tokens, and for data that the coordinator knows."""
@@ -246,6 +248,8 @@ class TrainingWork:
                 training, held_out = examples.load(meter)
             _check_data(engine, *training, columns=artifact.columns)
             n_k, n_test = len(training[1]), 0
+            has_positions = bool(artifact.spec.y_shape)
+            positions = int(positions_of(training[1]).sum()) if has_positions else None
             known = artifact.scale
             scale = None if known is None or not examples.is_own else scale_of(training[0])
             labels = [training[1]]
@@ -263,7 +267,9 @@ class TrainingWork:
         problem = "" if scale is None or known is None else other_scale(scale, known)
         if problem:
             _log.warning("data: %s", problem)
-        self._task = _PreparedTask(manifest, artifact.spec, examples, n_k, n_test, scale, problem)
+        self._task = _PreparedTask(
+            manifest, artifact.spec, examples, n_k, positions, n_test, scale, problem
+        )
         del engine, held_out
         release_memory()
 
@@ -399,6 +405,7 @@ class TrainingWork:
         return TrainedUpdate(
             update=update,
             n_k=task.n_k,
+            positions=task.positions,
             steps=result.steps,
             was_cold=was_cold,
             train_cpu_s=cpu_s,
@@ -701,6 +708,7 @@ def _check_data(
             f"{name}: examples must be {engine.spec.x_dtype} {engine.spec.x_shape}, "
             f"got {x.dtype} {x.shape[1:]}{same_columns(columns)}"
         )
+    trainer.check_tokens(engine.spec, x, name)
     engine.evaluate(np.zeros(engine.spec.layout.n_values, np.float32), x[:1], y[:1])
 
 

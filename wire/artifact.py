@@ -6,12 +6,11 @@ A model that cannot be exported has no graphs: its artifact names a torch module
 inputs of both graphs: a graph is a few kB, and the model is sent separately as one flat vector.
 
     train:    inputs `p.<name>`.. `b.<name>`.. x y w    outputs loss, `g.<name>`.., `nb.<name>`..
-    evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs loss_sum, correct_sum, scores
+    evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs of `TaskSpec.evaluation_outputs`
 
-`evaluate` has no `correct_sum` for regression, and no `scores` for three classes or more
-(`wire.evaluation`).
-
-`w` are per-example weights, shape (B,), 1/B each for a mean; any batch size B >= 1 works.
+The loss of example i is a sum l_i over its c_i positions: one position, or those of `y_shape` that
+have a label. `train` computes sum_i w_i l_i. The weights w, shape (B,), are 1 / sum_j c_j each for
+a mean over the positions of a mini-batch; any batch size B >= 1 works.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -22,6 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
+from fairbed.wire.evaluation import Predicted
 from fairbed.wire.messages import MAX_TEXT, MAX_VECTOR_BYTES, Sha256
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
@@ -36,9 +36,14 @@ MAX_REMARKS = 64
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
-TaskKind: TypeAlias = Literal["classification", "binary", "regression"]
+TaskKind: TypeAlias = Literal["classification", "binary", "regression", "multi-label"]
 """classification: one logit per class, cross-entropy; binary: one logit, that of class 1, binary
-cross-entropy; regression: one number, half the squared error."""
+cross-entropy; regression: one number, half the squared error; multi-label: one logit per label, of
+which any number may be set, binary cross-entropy of each. All but the last are at each position of
+`TaskSpec.y_shape`."""
+
+ClassesAxis: TypeAlias = Literal["first", "last"]
+"""Where the classes are in an output at positions: (B, classes, *y_shape), or at the end."""
 
 
 class XRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,8 +61,10 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Inputs: `rng = np.random.Generator(np.random.PCG64(seed))`; the vector is
     `0.1 * rng.standard_normal(n_values)` (buffers: their absolute value plus 0.5); x is
     `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`);
-    y is `rng.integers(0, classes, batch)`, for regression `rng.standard_normal(batch)`; drawn in
-    this order, then cast to float32 / int64. A check with a range `x` draws x from it:
+    y is `rng.integers(0, classes, (batch, *y_shape))` (multi-label: of 2), for regression
+    `rng.standard_normal((batch, *y_shape))`; drawn in this order, then cast to float32 / int64.
+    Classes at positions lose their label (-1) where `rng.random((batch, *y_shape)) < 0.25`, but not
+    at the first position of an example. A check with a range `x` draws x from it:
     `rng.integers(low, high + 1, ...)` for whole numbers, `rng.uniform(low, high, ...)` for others.
     """
 
@@ -86,11 +93,16 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     x_classes: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
     """Vocabulary size for integer x; 0 otherwise."""
     classes: Annotated[int, Meta(ge=1, le=1 << 31)]
-    """Number of classes; 1 for regression."""
+    """Number of classes, or of labels for multi-label; 1 for regression."""
     opset: Annotated[int, Meta(ge=1, le=1000)]
     selfcheck: SelfCheck
     task: TaskKind | UnsetType = UNSET
     """See `kind`; classification leaves it out."""
+    positions: Shape | UnsetType = UNSET
+    """See `y_shape`; one target per example leaves it out."""
+    classes_axis: Literal["first"] | UnsetType = UNSET
+    """Axis of the classes in the output of a model with positions: `first` is
+    (B, classes, *y_shape); left out for (B, *y_shape, classes)."""
 
     @property
     def kind(self) -> TaskKind:
@@ -98,9 +110,24 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return "classification" if self.task is UNSET else self.task
 
     @property
+    def y_shape(self) -> Shape:
+        """Shape of the target of one example; () is one class or number.
+
+        A class of -1 at a position is no label, as at padding; it counts nowhere.
+        """
+        return () if self.positions is UNSET else self.positions
+
+    @property
+    def predicted(self) -> Predicted:
+        """What the model predicts, for the reports of devices."""
+        return Predicted(self.kind, self.y_shape)
+
+    @property
     def is_scored(self) -> bool:
-        """An evaluation returns one score per example: two classes, or regression."""
-        return self.kind == "regression" or self.classes == 2
+        """An evaluation returns a score of each target: two classes or regression, or labels."""
+        if self.kind == "multi-label":
+            return True
+        return not self.y_shape and (self.kind == "regression" or self.classes == 2)
 
     @property
     def y_dtype(self) -> Literal["float32", "int64"]:
@@ -109,14 +136,25 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def evaluation_outputs(self) -> list[str]:
-        """Names of the outputs of the evaluation graph."""
-        correct = [] if self.kind == "regression" else ["correct_sum"]
-        return ["loss_sum", *correct, *(["scores"] if self.is_scored else [])]
+        """Names of the outputs of the evaluation graph (`wire.evaluation.Evaluation`)."""
+        counts = ["correct_sum", *(["exact_sum"] if self.y_shape else [])]
+        if self.kind == "regression":
+            counts = ["absolute_sum"] if self.y_shape else []
+        return ["loss_sum", *counts, *(["scores"] if self.is_scored else [])]
 
     def __post_init__(self) -> None:
         needed = {"binary": 2, "regression": 1}.get(self.kind)
         if needed is not None and self.classes != needed:
             raise ValueError(f"classes must be {needed} for {self.kind}, got {self.classes}")
+        if self.kind == "multi-label" and self.y_shape != (self.classes,):
+            raise ValueError(
+                f"positions must be ({self.classes},) for multi-label, got {self.y_shape}"
+            )
+        if self.classes_axis is not UNSET and not (self.y_shape and self.kind == "classification"):
+            raise ValueError(
+                f"classes_axis must be left out for {self.kind} with targets of shape "
+                f"{self.y_shape}, got {self.classes_axis!r}"
+            )
         if (self.x_classes > 0) != (self.x_dtype == "int64"):
             raise ValueError(
                 f"x_classes must be positive for int64 x and 0 otherwise, got {self.x_classes}"

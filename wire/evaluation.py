@@ -1,35 +1,89 @@
-"""What an evaluation measures beside the loss: by task, from the scores of the examples.
+"""What an evaluation measures beside the loss: by task, from counts and scores.
 
-    classification    correct: examples whose largest logit is that of their label
+    classification    correct: positions whose largest logit is that of their label
     two classes       also AUROC, the area under the receiver operating characteristic curve
+    multi-label       correct labels, and the mean of the AUROC of each label
     regression        mean absolute error and R2, the coefficient of determination
 
-The loss is the cross-entropy in nats, or half the squared error, so that sqrt(2 loss) is the RMSE.
+An example has one position, or several: the tokens of a text, the pixels of a picture, its labels.
+Then `exact` counts the examples that are right at all of them. The loss is the mean over positions:
+the cross-entropy in nats, or half the squared error, so that sqrt(2 loss) is the RMSE.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Targets: TypeAlias = NDArray[np.int64] | NDArray[np.float32]
-"""What a model shall predict, shape (n,): classes, int64, or numbers, float32, for regression."""
+"""What a model shall predict, shape (n, *y_shape): classes, int64, or numbers, float32, for
+regression. With a y_shape, a class of -1 is a position without a label."""
 
 Scores: TypeAlias = NDArray[np.float32]
-"""One number per example, shape (n,): the prediction, or z_1 - z_0 of two logits."""
+"""One number per target, in its shape: the prediction, z_1 - z_0 of two logits, or the logit of a
+label."""
+
+
+def positions_of(y: Targets) -> NDArray[np.int64]:
+    """Return the number of positions of each example that have a target, shape (n,).
+
+    That is 1 for y of shape (n,), and every number of regression; it depends on y alone.
+    """
+    if y.ndim == 1 or y.dtype.kind == "f":
+        return np.full(len(y), math.prod(y.shape[1:]), np.int64)
+    return np.count_nonzero(y.reshape(len(y), -1) >= 0, axis=1).astype(np.int64, copy=False)
+
+
+def mean_weights(y: Targets) -> NDArray[np.float32]:
+    """Return the weight of each example in a mean over all positions, 1 / sum c_j, shape (n,)."""
+    return np.full(len(y), 1.0 / int(positions_of(y).sum()), np.float32)
+
+
+def unlabelled(y: Targets) -> int | None:
+    """Return the first example without a target at any position; None if there is none."""
+    counts = positions_of(y)
+    return None if counts.all() else int(np.argmin(counts))
 
 
 class Evaluation(NamedTuple):
-    """Evaluation of a model on a batch of examples."""
+    """Evaluation of a model on a batch of examples; sums and counts of batches add up."""
 
     loss_sum: float
-    """Sum of the losses."""
+    """Sum of the losses over the positions."""
     correct: int
-    """Examples that are classified correctly; 0 for regression."""
+    """Positions that are classified correctly; 0 for regression."""
     scores: Scores | None = None
-    """Of each example; None for three classes or more."""
+    """Of each target; None for three classes or more, and for positions other than labels."""
+    exact: int = 0
+    """Examples that are classified correctly at all positions; 0 with one position each."""
+    absolute_sum: float = 0.0
+    """Sum of |y - prediction| over the positions of regression; 0 with one position each."""
+
+    @classmethod
+    def of_outputs(cls, found: Mapping[str, Any]) -> "Evaluation":
+        """Return the evaluation in the outputs of a graph (`TaskSpec.evaluation_outputs`)."""
+        return cls(
+            loss_sum=float(found["loss_sum"]),
+            correct=int(found.get("correct_sum", 0)),
+            scores=found.get("scores"),
+            exact=int(found.get("exact_sum", 0)),
+            absolute_sum=float(found.get("absolute_sum", 0.0)),
+        )
+
+    @classmethod
+    def pooled(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
+        """Return the evaluation of all examples; without scores if a part has none."""
+        scores = [part.scores for part in parts if part.scores is not None]
+        return cls(
+            loss_sum=sum((part.loss_sum for part in parts), 0.0),
+            correct=sum(part.correct for part in parts),
+            scores=np.concatenate(scores) if scores and len(scores) == len(parts) else None,
+            exact=sum(part.exact for part in parts),
+            absolute_sum=sum((part.absolute_sum for part in parts), 0.0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +91,117 @@ class Quality:
     """What an evaluation measured beside the loss; None for what its task does not have."""
 
     correct: int | None = None
-    """Examples that are classified correctly."""
+    """Positions that are classified correctly."""
     auroc: float | None = None
-    """None also if all examples are of one class, or a score is not finite."""
+    """None also if all examples are of one class, or a score is not finite; of labels the mean."""
     mae: float | None = None
     """Mean absolute error; infinite if a prediction is not finite."""
     r2: float | None = None
     """None also if all targets are equal, or a prediction is not finite."""
+    positions: int | None = None
+    """Positions with a target; None with one each, so that examples count."""
+    exact: int | None = None
+    """Examples that are classified correctly at all positions; None with one position each."""
 
     @classmethod
-    def of(cls, y: Targets, correct: int, scores: Scores | None) -> "Quality":
-        """Return the measures of the task that targets and scores belong to.
+    def of(cls, y: Targets, found: Evaluation) -> "Quality":
+        """Return the measures of the task that targets and evaluation belong to.
 
         Args:
-            y: Shape (n,), n >= 1; float32 for regression.
-            correct: Examples that are classified correctly.
-            scores: Shape (n,); None for three classes or more.
+            y: Shape (n, *y_shape), n >= 1; float32 for regression.
+            found: Evaluation of all these examples.
         """
-        if y.dtype.kind == "f":
-            assert scores is not None, "regression has scores"
+        scores = found.scores
+        positions = None if y.ndim == 1 else int(positions_of(y).sum())
+        if y.dtype.kind != "f":
+            exact = None if y.ndim == 1 else found.exact
+            area = None if scores is None else auroc(y, scores)
+            return cls(correct=found.correct, auroc=area, positions=positions, exact=exact)
+        if scores is not None:
             return cls(mae=mean_absolute_error(y, scores), r2=r_squared(y, scores))
-        return cls(correct=correct, auroc=None if scores is None else auroc(y, scores))
+        mean = found.absolute_sum / y.size
+        mae = mean if math.isfinite(mean) else math.inf
+        return cls(mae=mae, r2=_r_squared(y, 2.0 * found.loss_sum), positions=positions)
 
 
-def quality_in(
-    kind: str, correct: int | None, auroc: float | None, mae: float | None, r2: float | None
-) -> Quality | None:
-    """Return what a device reports of its task; None if that is missing.
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a model predicts of an example."""
 
-    Args:
-        kind: `TaskSpec.kind`.
-        correct: As in `Quality`, without meaning for regression; likewise the others.
-        auroc: Only with two classes.
-        mae: Only for regression.
-        r2: Only for regression.
-    """
-    if kind == "regression":
-        return None if mae is None else Quality(mae=mae, r2=r2)
-    return None if correct is None else Quality(correct=correct, auroc=auroc)
+    kind: str = "classification"
+    """`wire.artifact.TaskKind`."""
+    y_shape: tuple[int, ...] = ()
+    """Shape of the targets; () is one class or number."""
+
+
+ONE_CLASS = Predicted()
+"""One of several classes."""
+
+
+class Measured(Protocol):
+    """What a device reports of a model on its test examples: a message with these fields."""
+
+    @property
+    def n(self) -> int:
+        """Number of examples."""
+        ...
+
+    @property
+    def positions(self) -> int | None:
+        """Positions with a target; None with one position each."""
+        ...
+
+    @property
+    def correct(self) -> int | None:
+        """As in `Quality`; likewise the others."""
+        ...
+
+    @property
+    def auroc(self) -> float | None:
+        """Only with two classes, and for multi-label."""
+        ...
+
+    @property
+    def mae(self) -> float | None:
+        """Only for regression."""
+        ...
+
+    @property
+    def r2(self) -> float | None:
+        """Only for regression."""
+        ...
+
+    @property
+    def exact(self) -> int | None:
+        """Only for classes at several positions."""
+        ...
+
+
+def fault_in_measures(task: Predicted, found: Measured) -> str | None:
+    """Return what is missing or impossible in the report of a device; None if nothing is."""
+    if not found.n:
+        return None
+    most = math.prod(task.y_shape) * found.n
+    if not task.y_shape and found.positions is not None:
+        return "must have no positions, as each example has one target"
+    if task.y_shape and (found.positions is None or not found.n <= found.positions <= most):
+        return f"must have {found.n} to {most} positions, got {found.positions}"
+    if task.kind == "regression":
+        return None if found.mae is not None else "must have the mean absolute error (mae)"
+    if found.correct is None:
+        return "must have the number of correct test examples"
+    if task.y_shape and found.exact is None:
+        return "must have the number of examples that are correct at all positions (exact)"
+    return None
+
+
+def quality_in(task: Predicted, found: Measured) -> Quality:
+    """Return what a device reports, which has no fault."""
+    if task.kind == "regression":
+        return Quality(mae=found.mae, r2=found.r2, positions=found.positions)
+    exact = found.exact if task.y_shape else None
+    positions = found.positions
+    return Quality(correct=found.correct, auroc=found.auroc, positions=positions, exact=exact)
 
 
 def auroc(y: Targets, scores: Scores) -> float | None:
@@ -82,9 +209,11 @@ def auroc(y: Targets, scores: Scores) -> float | None:
 
         AUROC = (sum over positives i, negatives j of [s_i > s_j] + 1/2 [s_i = s_j]) / (P N)
 
+    Of several labels it is the mean over those that occur and are lacking ("macro").
+
     Args:
-        y: Classes, 0 or 1, shape (n,).
-        scores: Larger means more likely of class 1, shape (n,).
+        y: Classes, 0 or 1, shape (n,), or labels, shape (n, L), with -1 where one is unknown.
+        scores: Larger means more likely of class 1, in the shape of y.
 
     Returns:
         None if all examples are of one class, or a score is not finite.
@@ -92,6 +221,11 @@ def auroc(y: Targets, scores: Scores) -> float | None:
     Source:
         Mann-Whitney U / (P N): Hanley & McNeil, Radiology 143 (1982).
     """
+    if y.ndim > 1:
+        columns = zip(y.T, scores.T, (y >= 0).T, strict=True)
+        areas = [auroc(labels[known], found[known]) for labels, found, known in columns]
+        defined = [area for area in areas if area is not None]
+        return sum(defined) / len(defined) if defined else None
     is_positive = y == 1
     positives = int(np.count_nonzero(is_positive))
     negatives = len(y) - positives
@@ -117,8 +251,14 @@ def r_squared(y: Targets, predictions: Scores) -> float | None:
 
     None if all targets are equal, or a prediction is not finite.
     """
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = float(np.square(y.astype(np.float64) - predictions).sum())
+    return _r_squared(y, error)
+
+
+def _r_squared(y: Targets, error: float) -> float | None:
+    """Return R2 of targets of any shape, given the sum of the squared errors."""
     targets = y.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         spread = float(np.square(targets - targets.mean()).sum())
-        error = float(np.square(targets - predictions).sum())
     return 1.0 - error / spread if spread > 0.0 and math.isfinite(error) else None

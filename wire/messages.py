@@ -350,11 +350,28 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     """Of the test examples (`wire.evaluation`); likewise the next two."""
     mae: Magnitude | None = None
     r2: Annotated[float, Meta(ge=-MAX_MAGNITUDE, le=1.0)] | None = None
+    positions: Count | None = None
+    """Positions of the test examples that have a target, of which `correct` are right and `loss` is
+    the mean; None with one each."""
+    exact: Count | None = None
+    """Test examples that are right at all positions; None with one each, and for regression."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.correct is not None and self.correct > self.n:
-            raise ValueError(f"correct must be at most n, got {self.correct} of {self.n}")
+        _check_counts(self.n, self.positions, self.correct, self.exact)
+
+
+def _check_counts(n: int, positions: int | None, correct: int | None, exact: int | None) -> None:
+    """Check the counts of an evaluation of `n` examples.
+
+    Raises:
+        ValueError: More are right than there are.
+    """
+    most, of = (n, "n") if positions is None else (positions, "positions")
+    if correct is not None and correct > most:
+        raise ValueError(f"correct must be at most {of}, got {correct} of {most}")
+    if exact is not None and exact > n:
+        raise ValueError(f"exact must be at most n, got {exact} of {n}")
 
 
 # --- status, retained ---------------------------------------------------------------------------
@@ -535,6 +552,7 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     manifest: Manifest
     phases: Phases
     n_k: Count
+    """Training examples of the device."""
     steps: Count
     """Number of mini-batches."""
     was_cold: bool
@@ -551,6 +569,9 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """The downloaded blob; None if it was `Train.model`."""
     had_model: bool = False
     """The device had the model from `EvaluateRequest`: nothing was downloaded."""
+    positions: Count | None = None
+    """Positions of the training examples that have a target, the weight of the update; None with
+    one each: the weight is `n_k`."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
@@ -591,11 +612,13 @@ class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
     """Of the held-out examples (`wire.evaluation`); likewise the next two."""
     mae: Magnitude | None = None
     r2: Annotated[float, Meta(ge=-MAX_MAGNITUDE, le=1.0)] | None = None
+    positions: Count | None = None
+    """Positions of the held-out examples; as in `EvaluateReply`, likewise the next one."""
+    exact: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.correct > self.n:
-            raise ValueError(f"correct must be at most n, got {self.correct} of {self.n}")
+        _check_counts(self.n, self.positions, self.correct, self.exact)
 
 
 class LogLine(Message, frozen=True, kw_only=True, tag="log-line"):

@@ -28,6 +28,8 @@ GRADIENT_TOLERANCE = 1e-3
 """Relative; a near-tie in a max-pool window may change a gradient by up to 1e-3."""
 
 VECTOR_SCALE = 0.1
+UNLABELLED = 0.25
+"""Share of the positions without a label, where an example has several."""
 BUFFER_FLOOR = 0.5
 """Buffers may be variances, which must be well above 0."""
 
@@ -42,7 +44,7 @@ def selfcheck_inputs(
     """Draw the inputs of a self-check, as `wire.artifact.SelfCheck` defines them.
 
     Returns:
-        vector, shape (n_values,), x, shape (batch, *x_shape), and y, shape (batch,).
+        vector, shape (n_values,), x, shape (batch, *x_shape), and y, shape (batch, *y_shape).
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     n_params = spec.layout.n_params
@@ -59,10 +61,16 @@ def selfcheck_inputs(
     else:
         x = rng.uniform(within.low, within.high, shape).astype(np.float32)
     y: Targets
+    targets = (batch, *spec.y_shape)
     if spec.kind == "regression":
-        y = rng.standard_normal(batch).astype(np.float32)
+        y = rng.standard_normal(targets).astype(np.float32)
     else:
-        y = rng.integers(0, spec.classes, batch, dtype=np.int64)
+        classes = 2 if spec.kind == "multi-label" else spec.classes
+        y = rng.integers(0, classes, targets, dtype=np.int64)
+        if spec.y_shape:
+            is_left_out = rng.random(targets) < UNLABELLED
+            is_left_out.reshape(batch, -1)[:, 0] = False
+            y[is_left_out] = -1
     return vector.astype(np.float32), x, y
 
 

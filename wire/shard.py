@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.evaluation import Targets
+from fairbed.wire.evaluation import Targets, unlabelled
 from fairbed.wire.tensors import Shape
 
 
@@ -28,14 +28,17 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     x: bytes
     """n examples, little-endian, C order."""
     y: bytes
-    """n targets, little-endian: int64 labels, none negative, or finite float32."""
+    """n targets, little-endian, C order: int64 labels or finite float32. With a `y_shape` a label
+    may be -1, a position without one; each example has a label at one position or more."""
     held_out: "Shard | None" = None
     """Examples that the device must not train on."""
     y_dtype: Literal["int64", "float32"] = "int64"
     """float32: targets of regression."""
+    y_shape: Shape = ()
+    """Shape of the target of one example; () is one class or number."""
 
     def arrays(self) -> tuple[NDArray[np.float32] | NDArray[np.int64], Targets]:
-        """Return x, shape (n, *x_shape), and y, shape (n,), ready for the engine.
+        """Return x, shape (n, *x_shape), and y, shape (n, *y_shape), ready for the engine.
 
         Raises:
             DecodeError: The bytes do not fit the shapes, or a value cannot be used.
@@ -44,14 +47,19 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
             x = np.frombuffer(self.x, np.dtype(self.x_dtype).newbyteorder("<"))
             x = x.reshape((self.n, *self.x_shape))
             y = np.frombuffer(self.y, np.dtype(self.y_dtype).newbyteorder("<"))
-            y = y.reshape((self.n,)).astype(self.y_dtype)
+            y = y.reshape((self.n, *self.y_shape)).astype(self.y_dtype)
         except ValueError as exc:
             raise DecodeError(f"shard: {exc}") from exc
         if self.y_dtype == "float32":
             if not np.isfinite(y).all():
                 raise DecodeError("shard: every target must be finite, got NaN or infinity")
-        elif y.min() < 0:
-            raise DecodeError(f"shard: every label must be >= 0, got {y.min()}")
+        elif y.min() < (least := -1 if self.y_shape else 0):
+            raise DecodeError(f"shard: every label must be >= {least}, got {y.min()}")
+        elif (row := unlabelled(y)) is not None:
+            raise DecodeError(
+                "shard: every example must have a label at one position, got -1 at all of "
+                f"example {row}"
+            )
         if self.x_dtype == "int64":
             return x.astype(np.int64), y
         if self.x_dtype == "uint8":
@@ -62,12 +70,22 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
             raise DecodeError("shard: every feature must be finite, got NaN or infinity")
         return x.astype(np.float32), y
 
+    def count_positions(self) -> int:
+        """Return the number of positions of all examples that have a target.
+
+        0 with one target per example.
+        """
+        if not self.y_shape:
+            return 0
+        y = np.frombuffer(self.y, np.dtype(self.y_dtype).newbyteorder("<"))
+        return y.size if self.y_dtype == "float32" else int(np.count_nonzero(y >= 0))
+
 
 _DECODER = msgspec.msgpack.Decoder(Shard)
 
 
 def make_shard(x: NDArray[np.generic], y: NDArray[np.generic]) -> Shard:
-    """Return the shard of examples x, shape (n, ...), and targets y, shape (n,).
+    """Return the shard of examples x, shape (n, ...), and targets y, shape (n, *y_shape).
 
     Integer y are labels, float y are the targets of regression.
 
@@ -88,6 +106,7 @@ def make_shard(x: NDArray[np.generic], y: NDArray[np.generic]) -> Shard:
         x=np.ascontiguousarray(x, np.dtype(kind).newbyteorder("<")).tobytes(),
         y=np.ascontiguousarray(y, np.dtype(y_kind).newbyteorder("<")).tobytes(),
         y_dtype=y_kind,
+        y_shape=tuple(y.shape[1:]),
     )
 
 
@@ -113,8 +132,10 @@ def strata(y: Targets) -> NDArray[np.int64]:
     """Return a class of each example, shape (n,), for divisions by class.
 
     Targets of regression have the tenth of their order as class, 0 for the smallest; equal targets
-    have equal classes.
+    have equal classes. Examples with several targets, y of shape (n, ...), are of one class.
     """
+    if y.ndim > 1:
+        return np.zeros(len(y), np.int64)
     if y.dtype.kind != "f":
         return y.astype(np.int64, copy=False)
     edges = np.quantile(y, np.arange(1, STRATA) / STRATA)

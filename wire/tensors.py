@@ -17,6 +17,11 @@ Shape: TypeAlias = Annotated[
 ]
 
 
+def batch_text(shape: tuple[int, ...]) -> str:
+    """Return the shape of a mini-batch in print: `(B, 3, 32, 32)`."""
+    return f"({', '.join(map(str, ('B', *shape)))})" if shape else "(B,)"
+
+
 class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One named tensor and its position in the flat vector."""
 

@@ -148,7 +148,7 @@ class Fleet:
             return False
         shard = None
         if hello.n_k is None:
-            shard, n_k = await self._offer_shard(name)
+            shard, n_k, positions = await self._offer_shard(name)
             if shard is None:
                 self._refuse(name, "no data left for this device; start it with --data FILE.npz")
                 return False
@@ -157,7 +157,7 @@ class Fleet:
         was_known = known is not None and known.boot != NEVER
         device = self.registry.join(name, hello, self._event_log.now())
         if shard is not None:
-            device.n_registered = n_k
+            device.n_registered, device.positions_registered = n_k, positions
         if is_new:
             self._record(device, was_known)
         if problem := self._engine_problem(device):
@@ -263,10 +263,11 @@ class Fleet:
         self._publisher.sign_for(name, None if key is None else session_key(key, hello.boot))
         return key is not None or not is_demanded
 
-    async def _offer_shard(self, name: str) -> tuple[Manifest | None, int]:
+    async def _offer_shard(self, name: str) -> tuple[Manifest | None, int, int]:
+        """Return the shard of a device, its examples, and their positions with a target."""
         shard = await anyio.to_thread.run_sync(self._shards.shard, name)
         if shard is None:
-            return None, 0
+            return None, 0, 0
         data = await anyio.to_thread.run_sync(encode_shard, shard)
         manifest = self._manifests.get(name)
         if manifest is None:
@@ -275,7 +276,8 @@ class Fleet:
             )
             self._manifests[name] = manifest
         self._private.offer(name, manifest, data)
-        return manifest, shard.n
+        positions = await anyio.to_thread.run_sync(shard.count_positions)
+        return manifest, shard.n, positions
 
     def _refuse(self, name: str, reason: str, *, is_final: bool = False) -> None:
         """Refuse a device for this run, or for every run (`is_final`)."""

@@ -1,5 +1,6 @@
 """Uploads of updates: check of the offer, reception of the chunks, decoding, memory."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,9 +59,15 @@ class Uploads:
     """
 
     def __init__(
-        self, layout: Layout, now: Callable[[], float], limits: LimitsConfig | None = None
+        self,
+        layout: Layout,
+        now: Callable[[], float],
+        limits: LimitsConfig | None = None,
+        y_shape: tuple[int, ...] = (),
     ) -> None:
         self._layout = layout
+        self.y_shape = y_shape
+        """Shape of the targets of one example."""
         self.limits = limits or LimitsConfig()
         self._now = now
         self._open: dict[str, _Upload] = {}
@@ -202,6 +209,11 @@ def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
         return "offer: the model must have come in a blob that was announced"
     if offer.n_k < 1:
         return f"offer: n_k must be at least 1, got {offer.n_k}"
+    if not uploads.y_shape and offer.positions is not None:
+        return "offer: must have no positions, as each example has one target"
+    most = math.prod(uploads.y_shape) * offer.n_k
+    if uploads.y_shape and not offer.n_k <= (offer.positions or 0) <= most:
+        return f"offer: must have {offer.n_k} to {most} positions, got {offer.positions}"
     if train.needs_loss and offer.loss_before is None:
         return "offer: loss_before is missing, and the aggregation rule needs it"
     return None

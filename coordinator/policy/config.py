@@ -11,7 +11,7 @@ from fairbed.coordinator.algorithms.aggregation.base import Step
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.wire.artifact import TaskKind
+from fairbed.wire.artifact import ClassesAxis, TaskKind
 from fairbed.wire.messages import (
     MAX_OPTIONS,
     HeldOut,
@@ -53,7 +53,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """softmax, mlp, cnn, or `package.module:Name` with the torch extra."""
     task: TaskKind | None = None
     """classification: a logit per class; binary: one logit for two classes; regression: one number;
-    not set: regression if the targets are floats, else classification."""
+    multi-label: a logit per label, of which any number may be set; not set: regression if the
+    targets are floats, else classification."""
+    classes_axis: ClassesAxis | None = None
+    """Where the classes are in an output for several positions per example: first is
+    (B, classes, ...), last is (B, ..., classes); not set: the one axis that has their number."""
     engine: ModelEngine = "auto"
     """What trains it on devices: onnx exports it as graphs; torch imports the module on devices
     that have torch and whose owners allow it; auto takes torch if it cannot be exported."""

@@ -33,7 +33,7 @@ from fairbed.coordinator.store.tables import (
     RoundRow,
     SelectionRow,
 )
-from fairbed.wire.evaluation import Quality
+from fairbed.wire.evaluation import Evaluation, Quality
 from fairbed.wire.messages import (
     COMPUTE_PHASES,
     DEVICE_PHASES,
@@ -547,10 +547,10 @@ def metric_rows(
             round=round_id,
             device=name,
             n=score.n,
-            loss=finite(score.loss_sum / score.n),
+            loss=finite(score.loss_sum / score.positions),
             bytes_down=score.bytes_down,
             r2=score.quality.r2,
-            **quality_columns(score.n, score.loss_sum / score.n, score.quality),
+            **quality_columns(score.n, score.loss_sum / score.positions, score.quality),
         )
         for name, score in tested.items()
     ]
@@ -558,18 +558,19 @@ def metric_rows(
     if not measured:
         return devices, None
     summary = summarise(
-        np.array([score.n for score in measured], dtype=np.int64),
+        np.array([score.positions for score in measured], dtype=np.int64),
         np.array([score.correct for score in measured], dtype=np.int64),
         np.array([score.loss_sum for score in measured], dtype=np.float64),
     )
-    of_test_set: Mapping[str, float | None] = {}
+    of_test_set, mean = dict[str, Any](), np.nan
     if test_set is not None:
-        mean = test_set.loss_sum / test_set.n
+        mean = test_set.loss_sum / test_set.positions
         of_test_set = quality_columns(test_set.n, mean, test_set.quality)
     accuracies = dict.fromkeys(_ACCURACIES)
     if measured[0].quality.mae is None:
         accuracies = {name: finite(getattr(summary, name)) for name in _ACCURACIES}
     columns = accuracies | _auroc_columns(measured) | _error_columns(measured)
+    columns |= _position_columns(measured)
     if not tested:  # the spread over devices is unknown
         columns = {name: value for name, value in columns.items() if name.endswith(_OF_TEST_SET)}
         columns = dict.fromkeys(_ACCURACIES) | columns
@@ -582,7 +583,7 @@ def metric_rows(
         devices=len(tested),
         test_n=None if test_set is None else test_set.n,
         test_accuracy=of_test_set.get("accuracy"),
-        test_loss=None if test_set is None else finite(test_set.loss_sum / test_set.n),
+        test_loss=None if test_set is None else finite(mean),
         test_auroc=of_test_set.get("auroc"),
         test_rmse=of_test_set.get("rmse"),
         **columns,
@@ -598,12 +599,12 @@ _ACCURACIES = (
     "accuracy_gini",
     "accuracy_gap",
 )
-_OF_TEST_SET = ("_mean", "_pooled")
+_OF_TEST_SET = ("_mean", "_pooled", "perplexity")
 """Endings of columns that are also known of one test set for all devices."""
 
 
-def quality_columns(n: int, loss: float, quality: Quality) -> dict[str, float | None]:
-    """Return the columns accuracy, auroc, rmse and mae of one evaluation.
+def quality_columns(n: int, loss: float, quality: Quality) -> dict[str, Any]:
+    """Return the columns of one evaluation that depend on the task.
 
     Args:
         n: Number of examples, at least 1.
@@ -611,8 +612,11 @@ def quality_columns(n: int, loss: float, quality: Quality) -> dict[str, float | 
         quality: What else was measured.
     """
     is_regression = quality.mae is not None
+    positions = n if quality.positions is None else quality.positions
     return {
-        "accuracy": None if quality.correct is None else quality.correct / n,
+        "positions": quality.positions,
+        "exact_match": None if quality.exact is None else quality.exact / n,
+        "accuracy": None if quality.correct is None else quality.correct / positions,
         "auroc": quality.auroc,
         "rmse": finite(math.sqrt(2.0 * loss)) if is_regression and loss >= 0.0 else None,
         "mae": None if quality.mae is None else finite(quality.mae),
@@ -635,12 +639,31 @@ def _error_columns(measured: Sequence[Score]) -> dict[str, float | None]:
     if not errors:
         return {}
     found = summarise_errors(
-        np.array([score.n for score in measured], dtype=np.int64),
+        np.array([score.positions for score in measured], dtype=np.int64),
         np.array([score.loss_sum for score in measured], dtype=np.float64),
     )
     columns = {name: finite(value) for name, value in asdict(found).items()}
     mae_mean = finite(float(np.mean(errors)))
     return columns | {"mae_mean": mae_mean, "r2_pooled": _pooled_quality(measured).r2}
+
+
+def _position_columns(measured: Sequence[Score]) -> dict[str, float | None]:
+    """Return the columns of classes at positions; empty for another task."""
+    exact = [score.quality.exact for score in measured if score.quality.exact is not None]
+    if not exact:
+        return {}
+    n = [score.n for score in measured]
+    loss_sum = sum(score.loss_sum for score in measured)
+    loss = loss_sum / sum(score.positions for score in measured)
+    return {
+        "perplexity": math.exp(loss) if loss < MAX_PERPLEXITY_LOSS else None,
+        "exact_match_mean": float(np.mean(np.array(exact) / np.array(n))),
+        "exact_match_pooled": sum(exact) / sum(n),
+    }
+
+
+MAX_PERPLEXITY_LOSS = 700.0
+"""exp of a larger loss is no float64."""
 
 
 def _pooled_quality(measured: Sequence[Score]) -> Quality:
@@ -650,4 +673,4 @@ def _pooled_quality(measured: Sequence[Score]) -> Quality:
         return Quality()
     y = np.concatenate([predictions.y for predictions in known])
     scores = np.concatenate([predictions.scores for predictions in known])
-    return Quality.of(y, 0, scores)
+    return Quality.of(y, Evaluation(0.0, 0, scores))

@@ -474,6 +474,9 @@ def _tiles(run: RunPage) -> Markup:
         if s.accuracy.worst10 is not None
         else None,
         (ratio(s.auroc.mean), "AUROC, mean over devices") if s.auroc is not None else None,
+        (ratio(s.positions.perplexity), "perplexity of positions")
+        if s.positions is not None and s.positions.perplexity is not None
+        else None,
         (ratio(s.error.rmse_mean), "RMSE, mean over devices") if s.error is not None else None,
         (ratio(s.error.rmse_worst10), "RMSE, worst 10 %") if s.error is not None else None,
         (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,

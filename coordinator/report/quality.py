@@ -1,6 +1,6 @@
 """How good a model is by its task: the accuracy of classes, or the error of regression."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,13 +43,24 @@ def quality_of(row: DeviceMetricRow | PersonalScoreRow) -> float | None:
     return row.rmse if row.accuracy is None else row.accuracy
 
 
+def counted_tests(
+    rows: Iterable[PersonalScoreRow | DeviceMetricRow],
+) -> Iterator[tuple[int, float | None]]:
+    """Yield test examples and accuracy of each device, for `noise_of`.
+
+    None for the accuracy of positions: those of one example are not independent.
+    """
+    return ((row.n, row.accuracy if row.positions is None else None) for row in rows)
+
+
 def noise_of(tests: Iterable[tuple[int, float | None]]) -> SamplingNoise | None:
     """Return the sampling noise of the accuracies over devices.
 
-    None for fewer than two devices, and for regression: errors have no binomial part.
+    None for fewer than two devices, for regression, whose errors have no binomial part, and for
+    several positions per example.
 
     Args:
-        tests: Test examples and accuracy of each device; no accuracy in regression.
+        tests: Of `counted_tests`.
     """
     counted = []
     for n, accuracy in tests:

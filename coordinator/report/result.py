@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairbed.coordinator.report.quality import measure, noise_mark, noise_of, spread_of
+from fairbed.coordinator.report.quality import (
+    counted_tests,
+    measure,
+    noise_mark,
+    noise_of,
+    spread_of,
+)
 from fairbed.coordinator.report.quantities import (
     LEAST,
     TAU_MEDIAN,
@@ -65,7 +71,7 @@ def result_of(reader: RunReader) -> RunResult:
         newest = reader.newest_metric()
         joules = reader.energy_j(0, reader.newest_round())
         known, times = None if info.is_replica else reader.known_energy(), reader.device_times()
-        noise = noise_of((row.n, row.accuracy) for row in reader.device_metrics())
+        noise = noise_of(counted_tests(reader.device_metrics()))
         return RunResult(
             info=info,
             worst10=spread_of(newest).worst10,

@@ -1,7 +1,7 @@
 """Computes the summary of a run: the object of `fairbed show RUN --json`."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from fairbed.coordinator.policy.live_settings import (
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
-from fairbed.coordinator.report.quality import noise_of, noise_warning
+from fairbed.coordinator.report.quality import counted_tests, noise_of, noise_warning
 from fairbed.coordinator.report.quantities import SampleCount, of_enough, ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
@@ -51,6 +51,7 @@ from fairbed.coordinator.report.summary_schema import (
     LossQuerySummary,
     MergeWeights,
     PersonalSummary,
+    Positions,
     ProfileSummary,
     Queues,
     RoundTimes,
@@ -399,9 +400,10 @@ def _model(
             variance_of_percent=None if variance is None else 1e4 * variance,
             jain=_finite(found.accuracy_jain) if found else None,
             test_set=row.test_accuracy if row else None,
-            noise=noise_of(_tests(of_devices)),
+            noise=noise_of(counted_tests(of_devices)),
         ),
         "auroc": _auroc(row),
+        "positions": _positions(row),
         "error": _errors(row),
         "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
         "utility": _utility(losses, plan.aggregation.M),
@@ -416,6 +418,16 @@ def _auroc(row: MetricRow | None) -> Auroc | None:
         worst10=row.auroc_worst10,
         pooled=row.auroc_pooled,
         test_set=row.test_auroc,
+    )
+
+
+def _positions(row: MetricRow | None) -> Positions | None:
+    if row is None or row.exact_match_mean is None:
+        return None
+    return Positions(
+        perplexity=row.perplexity,
+        exact_match_mean=row.exact_match_mean,
+        exact_match_pooled=row.exact_match_pooled,
     )
 
 
@@ -650,7 +662,7 @@ def _personal(
         accuracy_variance=own.accuracy_variance if own else None,
         accuracy_std=own.accuracy_variance**0.5 if own else None,
         accuracy_pooled=own.accuracy_pooled if own else None,
-        noise=noise_of(_tests(scores)),
+        noise=noise_of(counted_tests(scores)),
         rmse_mean=_finite(errors.rmse_mean) if errors else None,
         rmse_worst10=_finite(errors.rmse_worst10) if errors else None,
         rmse_std=_finite(errors.rmse_std) if errors else None,
@@ -701,24 +713,27 @@ def _accuracies_of(
     """Return the accuracies over devices; None without any, as in regression."""
     if not rows or any(row.accuracy is None for row in rows):
         return None
-    n = np.array([row.n for row in rows], dtype=np.int64)
+    n = np.array(
+        [row.n if row.positions is None else row.positions for row in rows], dtype=np.int64
+    )
     accuracy = np.array([row.accuracy for row in rows], dtype=np.float64)
     losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
     return summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n)
 
 
-def _tests(
-    rows: Iterable[PersonalScoreRow | DeviceMetricRow],
-) -> Iterator[tuple[int, float | None]]:
-    """Yield test examples and accuracy of each device."""
-    return ((row.n, row.accuracy) for row in rows)
+def _counts(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> Ints:
+    """Return over how many examples, or positions, the numbers of each device are."""
+    counts = [row.n if row.positions is None else row.positions for row in rows]
+    return np.array(counts, dtype=np.int64)
 
 
 def _errors_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> ErrorSummary | None:
     """Return the errors over devices; None unless the task is regression."""
     if not rows or any(row.accuracy is not None for row in rows):
         return None
-    n = np.array([row.n for row in rows], dtype=np.int64)
+    n = np.array(
+        [row.n if row.positions is None else row.positions for row in rows], dtype=np.int64
+    )
     losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
     return summarise_errors(n, losses * n)
 
@@ -727,7 +742,9 @@ def _losses_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> Loss:
     """Return the losses over devices."""
     if not rows:
         return Loss(mean=None, std=None)
-    n = np.array([row.n for row in rows], dtype=np.int64)
+    n = np.array(
+        [row.n if row.positions is None else row.positions for row in rows], dtype=np.int64
+    )
     losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
     found = summarise(n, np.zeros_like(n), losses * n)
     return Loss(mean=_finite(found.loss_mean), std=_finite(found.loss_std))
@@ -757,7 +774,7 @@ def _attackers(
         accuracy_worst10=found.accuracy_worst10 if found else None,
         accuracy_variance=found.accuracy_variance if found else None,
         accuracy_std=found.accuracy_variance**0.5 if found else None,
-        noise=noise_of(_tests(benign)),
+        noise=noise_of(counted_tests(benign)),
         loss_mean=loss.mean,
         loss_std=loss.std,
         device_share=len(malicious) / len(counts) if counts else 0.0,

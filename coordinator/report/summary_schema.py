@@ -59,6 +59,20 @@ class Auroc(Struct, frozen=True, kw_only=True):
     """On the server's test set; null without one."""
 
 
+class Positions(Struct, frozen=True, kw_only=True):
+    """Classes at several positions of an example, in the latest evaluation.
+
+    Accuracy and loss are those of positions.
+    """
+
+    perplexity: float | None
+    """exp of the loss over all positions; null if it is no finite number."""
+    exact_match_mean: float | None
+    """Share of the examples that are right at all positions, unweighted over devices."""
+    exact_match_pooled: float | None
+    """The same share of the examples of all devices."""
+
+
 class Errors(Struct, frozen=True, kw_only=True):
     """Errors of regression in the latest evaluation, over devices, in units of the target."""
 
@@ -568,10 +582,12 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     selected: dict[str, int]
     aggregated: dict[str, int]
     task: str
-    """classification, binary (one logit for two classes), or regression."""
+    """classification, binary (one logit for two classes), regression, or multi-label."""
     accuracy: Accuracy
     auroc: Auroc | None
-    """Null unless the examples are of two classes."""
+    """Null unless the examples are of two classes, or of labels."""
+    positions: Positions | None
+    """Null with one target per example, and for regression."""
     error: Errors | None
     """Null unless the task is regression."""
     loss: Loss

@@ -192,13 +192,29 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
         f"mean {ratio(a.mean)}, worst 10 % {ratio(a.worst10)}{worst}, best 10 % "
         f"{ratio(a.best10)}{best}, Gini {ratio(a.gini)}; {loss}"
     )
+    lines = [("accuracy", text)]
+    if s.positions is not None:
+        p = s.positions
+        lines[0] = ("accuracy", f"of positions: {text}")
+        exact = (
+            f"all positions right in {percent(p.exact_match_mean)} of the examples, mean over "
+            f"devices; in {percent(p.exact_match_pooled)} over all examples"
+        )
+        lines.append(("positions", f"{exact}{_perplexity(s)}"))
     if s.auroc is None:
-        return [("accuracy", text)]
+        return lines
     auroc = (
         f"mean {ratio(s.auroc.mean)}, worst 10 % {ratio(s.auroc.worst10)}; "
         f"over all examples {ratio(s.auroc.pooled)}"
     )
-    return [("accuracy", text), ("AUROC", auroc)]
+    return [*lines, ("AUROC", auroc)]
+
+
+def _perplexity(s: RunSummary) -> str:
+    """Return the perplexity as text to append; labels that exclude no other have none."""
+    if s.positions is None or s.task == "multi-label":
+        return ""
+    return f"; perplexity {ratio(s.positions.perplexity)}"
 
 
 def _energy(s: RunSummary) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, fault_
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import LossQueryRow
-from fairbed.wire.artifact import TaskKind
+from fairbed.wire.evaluation import ONE_CLASS, Predicted
 from fairbed.wire.messages import Cancel, EvaluateReply, EvaluateRequest, Failed
 
 
@@ -29,11 +29,11 @@ class LossQueryExecutor:
     """Executes one loss query or test at a time; replies to others are ignored."""
 
     def __init__(
-        self, publisher: Publisher, event_log: EventLog, kind: TaskKind = "classification"
+        self, publisher: Publisher, event_log: EventLog, task: Predicted = ONE_CLASS
     ) -> None:
         self._publisher = publisher
         self._event_log = event_log
-        self._kind = kind
+        self._task = task
         self._query: LossQuery | None = None
         self._requests: dict[str, EvaluateRequest] = {}
         self._sent_at: dict[str, float] = {}
@@ -91,7 +91,7 @@ class LossQueryExecutor:
         if reply.loss > MAX_LOSS:
             text = f"reports a loss of {reply.loss:g}; it counts as {MAX_LOSS:g}"
             self._event_log.warn("clamped", text, device=device, round_id=query.round)
-        fault = fault_in_reply(reply, request, self._kind)
+        fault = fault_in_reply(reply, request, self._task)
         query.on_reply(device, reply, fault, self._event_log.now())
         if fault is not None:
             self._event_log.warn("refused", fault, device=device, round_id=query.round)

@@ -62,7 +62,7 @@ class RoundMerge:
     async def add(self, exchange: Exchange, model: Vector, base: Vector | None = None) -> None:
         """Add the verified update of a done exchange; `lock` must be held.
 
-        Its weight is bounded by the number of examples that the device registered.
+        Its weight, its examples or their positions, is bounded by what the device registered.
 
         Args:
             exchange: Its exchange, with the staleness of the update.
@@ -73,6 +73,11 @@ class RoundMerge:
         accumulator, staleness = self._accumulator, exchange.staleness or 0
         assert offer is not None
         assert accumulator is not None, "only a merge that has begun can add updates"
+        n_k = min(offer.n_k, device.n_registered or offer.n_k)
+        weight = n_k
+        if offer.positions is not None:
+            reported = offer.positions * n_k // offer.n_k
+            weight = min(reported, device.positions_registered or reported)
 
         def add() -> None:
             rebased = model
@@ -81,7 +86,7 @@ class RoundMerge:
             accumulator.add(
                 Report(
                     row=device.row,
-                    n_k=min(offer.n_k, device.n_registered or offer.n_k),
+                    n_k=weight,
                     model=rebased,
                     loss_before=offer.loss_before,
                 )

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from math import inf
 
+import msgspec
+
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import MAX_LOSS
@@ -26,8 +28,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_manifest
 from fairbed.coordinator.state.registry import Device
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.wire.artifact import TaskKind
-from fairbed.wire.evaluation import Quality, quality_in
+from fairbed.wire.evaluation import ONE_CLASS, Predicted, quality_in
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest
 
 IDLE_WAIT_S = 3.0
@@ -55,7 +56,7 @@ class OwnDataTests:
         versions: The model.
         executor: Sends the requests; it executes loss queries at other times.
         event_log: Clock and log.
-        kind: What the model predicts.
+        task: What the model predicts.
     """
 
     def __init__(
@@ -65,9 +66,9 @@ class OwnDataTests:
         versions: ModelVersions,
         executor: LossQueryExecutor,
         event_log: EventLog,
-        kind: TaskKind = "classification",
+        task: Predicted = ONE_CLASS,
     ) -> None:
-        self._config, self._kind = config, kind
+        self._config, self._task = config, task
         self._fleet = fleet
         self._registry = fleet.registry
         self._versions = versions
@@ -143,7 +144,7 @@ class OwnDataTests:
         if reply.n > device.n_registered:
             text = f"reports {reply.n} test examples; they count as {device.n_registered}"
             self._event_log.warn("clamped", text, device=device.name, round_id=request.round)
-        return score_of(reply, request, device.n_registered, self._kind)
+        return score_of(reply, request, device.n_registered, self._task)
 
     def _count_late(self, query: LossQuery, boots: Mapping[str, int]) -> None:
         """Leave out devices that were late or lost too often in a row.
@@ -186,7 +187,7 @@ def score_of(
     reply: EvaluateReply,
     request: EvaluateRequest,
     most: float = inf,
-    kind: TaskKind = "classification",
+    task: Predicted = ONE_CLASS,
 ) -> Score:
     """Return the score in a valid reply, whose values no device can make too large.
 
@@ -195,14 +196,16 @@ def score_of(
         request: The message that it replies to.
         most: Largest number of examples that counts: above it n is smaller, and correct / n is
             about the same.
-        kind: What the model predicts.
+        task: What the model predicts.
     """
     n = int(min(reply.n, most))
     pulled = pulled_manifest(reply, request)
-    correct = None if reply.correct is None else reply.correct * n // reply.n
+    counts = {name: getattr(reply, name) for name in ("correct", "positions", "exact")}
+    counted = {name: x if x is None else x * n // reply.n for name, x in counts.items()}
+    quality = quality_in(task, msgspec.structs.replace(reply, n=n, **counted))
     return Score(
         n=n,
-        quality=quality_in(kind, correct, reply.auroc, reply.mae, reply.r2) or Quality(),
-        loss_sum=min(reply.loss, MAX_LOSS) * n,
+        quality=quality,
+        loss_sum=min(reply.loss, MAX_LOSS) * (quality.positions or n),
         bytes_down=None if pulled is None else pulled.size_bytes,
     )

@@ -13,8 +13,7 @@ import anyio
 from fairbed.coordinator.records.rows import quality_columns
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import PersonalScoreRow
-from fairbed.wire.artifact import TaskKind
-from fairbed.wire.evaluation import quality_in
+from fairbed.wire.evaluation import ONE_CLASS, Predicted, fault_in_measures, quality_in
 from fairbed.wire.messages import PersonalScore, Train
 
 MISSING_SCORES = 3
@@ -26,11 +25,11 @@ class PersonalScores:
 
     Args:
         event_log: Receives the rows.
-        kind: What the model predicts.
+        task: What the model predicts.
     """
 
-    def __init__(self, event_log: EventLog, kind: TaskKind = "classification") -> None:
-        self._event_log, self._kind = event_log, kind
+    def __init__(self, event_log: EventLog, task: Predicted = ONE_CLASS) -> None:
+        self._event_log, self._task = event_log, task
         self._expected: dict[str, tuple[int, int]] = {}
         """Round and attempt of the newest score that each device has not sent."""
         self._missing: Counter[str] = Counter()
@@ -48,15 +47,14 @@ class PersonalScores:
         if self._expected.get(device) != (score.round, score.attempt):
             return
         self._missing.pop(device, None)
-        quality = quality_in(self._kind, score.correct, score.auroc, score.mae, score.r2)
-        if score.n and quality is not None:
+        if score.n and fault_in_measures(self._task, score) is None:
             self._event_log.add(
                 PersonalScoreRow(
                     round=score.round,
                     device=device,
                     n=score.n,
                     loss=score.loss,
-                    **quality_columns(score.n, score.loss, quality),
+                    **quality_columns(score.n, score.loss, quality_in(self._task, score)),
                 )
             )
         self._end(device)

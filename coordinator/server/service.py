@@ -286,11 +286,12 @@ class Coordinator:
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
         _, returned = self._setup.decisions.vector_counts
         layout = self._setup.artifact.spec.layout.with_vectors(returned)
-        uploads = Uploads(layout, log.now, self._config.limits)
+        predicted = self._setup.artifact.spec.predicted
+        uploads = Uploads(layout, log.now, self._config.limits, predicted.y_shape)
         executor = RoundExecutor(
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )
-        query_executor = LossQueryExecutor(self._publisher, log, self._setup.artifact.spec.kind)
+        query_executor = LossQueryExecutor(self._publisher, log, predicted)
         services = self._build_services(fleet, executor, query_executor, side_traffic)
         loop = TrainingLoop(services, self._setup.attempt)
         commands = OperatorCommands(
@@ -388,9 +389,9 @@ class Coordinator:
             versions=versions,
             assignments=Assignments(decisions, registry, versions, log.now, self._store.run_id),
             loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
-            personal_scores=PersonalScores(log, self._setup.artifact.spec.kind),
+            personal_scores=PersonalScores(log, self._setup.artifact.spec.predicted),
             own_data_tests=OwnDataTests(
-                config, fleet, versions, query_executor, log, self._setup.artifact.spec.kind
+                config, fleet, versions, query_executor, log, self._setup.artifact.spec.predicted
             ),
             executor=executor,
             event_log=log,

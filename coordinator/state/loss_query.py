@@ -11,7 +11,7 @@ suspended while the coordinator has no link.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from fairbed.wire.artifact import TaskKind
+from fairbed.wire.evaluation import ONE_CLASS, Predicted, fault_in_measures
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 
@@ -134,23 +134,20 @@ def pulled_manifest(reply: EvaluateReply, request: EvaluateRequest) -> Manifest 
 
 
 def fault_in_reply(
-    reply: EvaluateReply, request: EvaluateRequest, kind: TaskKind = "classification"
+    reply: EvaluateReply, request: EvaluateRequest, task: Predicted = ONE_CLASS
 ) -> str | None:
     """Return the rule that a reply breaks; None if it is valid.
 
     Args:
         reply: What the device sent.
         request: What it replies to.
-        kind: What the model predicts.
+        task: What the model predicts.
     """
     if pulled_manifest(reply, request) is None:
         return "answer: the model must have come in a blob that was announced"
     if request.split == "test":
-        if kind == "regression":
-            has_error = reply.mae is not None or not reply.n
-            return None if has_error else "answer: must have the mean absolute error (mae)"
-        is_counted = reply.correct is not None
-        return None if is_counted else "answer: must have the number of correct test examples"
+        problem = fault_in_measures(task, reply)
+        return None if problem is None else f"answer: {problem}"
     if reply.n < 1:
         return "answer: the loss must be of at least 1 example, got 0"
     return None

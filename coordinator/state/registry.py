@@ -31,6 +31,7 @@ NEVER = -1
 _CHECKPOINTED = (
     "name",
     "n_registered",
+    "positions_registered",
     "first_seen_s",
     "is_excluded",
     "trained_last",
@@ -71,6 +72,9 @@ class Device:
     """Of its own data; None for a shard, and before it has sent it."""
     n_registered: int = 0
     """Training examples in its hello: an upper bound of later reports."""
+    positions_registered: int = 0
+    """Positions of its shard that have a target, as an upper bound; 0 for own data, and with one
+    target per example."""
     first_seen_s: float | None = None
     """On the run's clock, which continues after a restart; None before the first hello."""
     is_on: bool = False

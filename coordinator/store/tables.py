@@ -618,6 +618,14 @@ class MetricRow:
     r2_pooled: float | None = None
     """Coefficient of determination over all examples; None unless the task is regression, and if a
     device tested the model itself."""
+    perplexity: float | None = None
+    """exp of the loss over the positions of all examples; None unless one of several classes is
+    predicted at several positions of an example."""
+    exact_match_mean: float | None = None
+    """Share of the examples that are right at all positions, unweighted over devices; None with one
+    target per example, and for regression."""
+    exact_match_pooled: float | None = None
+    """The same share of the examples of all devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -641,7 +649,8 @@ class DeviceMetricRow:
     """Bytes of the model that the device downloaded to test it on its own data; the bytes of the
     round do not include them. None: the coordinator evaluated it on the shard."""
     auroc: float | None = None
-    """Area under the ROC curve; None unless the examples are of two classes, and of both."""
+    """Area under the ROC curve; None unless the examples are of two classes, and of both. Of labels
+    the mean over those that some examples have and some have not."""
     rmse: float | None = None
     """Root mean squared error; None unless the task is regression, and when the model has
     diverged."""
@@ -650,6 +659,12 @@ class DeviceMetricRow:
     r2: float | None = None
     """Coefficient of determination; None unless the task is regression, and if all targets are
     equal."""
+    positions: int | None = None
+    """Positions of these examples that have a target (tokens, pixels, labels), over which accuracy
+    and loss are; None with one target per example."""
+    exact_match: float | None = None
+    """Share of these examples that are right at all positions; None with one target per example,
+    and for regression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -673,12 +688,18 @@ class PersonalScoreRow:
     loss: float | None
     """Mean loss over the held-out examples, nats; None when the model has diverged."""
     auroc: float | None = None
-    """Area under the ROC curve; None unless the examples are of two classes, and of both."""
+    """Area under the ROC curve; None unless the examples are of two classes, and of both. Of labels
+    the mean over those that some examples have and some have not."""
     rmse: float | None = None
     """Root mean squared error; None unless the task is regression, and when the model has
     diverged."""
     mae: float | None = None
     """Mean absolute error; None unless the task is regression, and when the model has diverged."""
+    positions: int | None = None
+    """Positions of these examples that have a target; None with one target per example."""
+    exact_match: float | None = None
+    """Share of these examples that are right at all positions; None with one target per example,
+    and for regression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

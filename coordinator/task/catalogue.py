@@ -16,7 +16,7 @@ from fairbed.coordinator.task.recipes import (
     find_shipped,
     task_name,
 )
-from fairbed.wire.artifact import MAX_REMARKS, Artifact, TaskKind, decode_artifact
+from fairbed.wire.artifact import MAX_REMARKS, Artifact, ClassesAxis, TaskKind, decode_artifact
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import GROUP, call_factory, factory_at, path_of
 from fairbed.wire.plugins import PluginError, is_path, registered, users_code
@@ -42,6 +42,9 @@ def load_task(
     *,
     engine: ModelEngine = "auto",
     examples: "AnyExamples | None" = None,
+    x_classes: int = 0,
+    y_shape: tuple[int, ...] = (),
+    classes_axis: ClassesAxis | None = None,
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -53,6 +56,9 @@ def load_task(
         kind: What the model predicts.
         engine: As for `build_task`.
         examples: As for `build_task`.
+        x_classes: As for `build_task`.
+        y_shape: As for `build_task`.
+        classes_axis: As for `build_task`.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -65,12 +71,23 @@ def load_task(
             f'model.engine: "torch" must have a model package.module:Name, got {model}; choose '
             '"auto"'
         )
+    check_shipped(model, kind, x_classes, y_shape)
     recipe = find_shipped(model, x_shape, classes, kind)
     if recipe is not None:
         return decode_artifact(read_shipped(recipe.name))
     needed = ("torch",) if engine == "torch" else ("torch", "onnx")
     if all(importlib.util.find_spec(package) for package in needed):
-        return build_task(model, x_shape, classes, kind, engine=engine, examples=examples)
+        return build_task(
+            model,
+            x_shape,
+            classes,
+            kind,
+            engine=engine,
+            examples=examples,
+            x_classes=x_classes,
+            y_shape=y_shape,
+            classes_axis=classes_axis,
+        )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
     predicts = f"in {classes} classes" if kind == "classification" else f"and {kind}"
@@ -94,22 +111,30 @@ def build_task(
     *,
     engine: ModelEngine = "auto",
     examples: "AnyExamples | None" = None,
+    x_classes: int = 0,
+    y_shape: tuple[int, ...] = (),
+    classes_axis: ClassesAxis | None = None,
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
     A factory, `package.module:Name`, is called with x_shape and classes, and returns a
     `torch.nn.Module` that maps (B, *x_shape) to logits, (B, classes). With two classes it may
-    return one logit, and for regression it must return one number: (B,) or (B, 1).
+    return one logit, and for regression it must return one number: (B,) or (B, 1). With a
+    y_shape it returns (B, *y_shape, classes) or (B, classes, *y_shape); one logit of two classes,
+    one of each label, or one number per position is (B, *y_shape).
 
     Args:
         model: As for `load_task`.
         x_shape: Shape of one example.
-        classes: Number of classes; 1 for regression.
+        classes: Number of classes, or of labels for multi-label; 1 for regression.
         kind: What the model predicts.
         engine: onnx exports the module, torch names it; auto names a module of the user that
             cannot be exported.
         examples: x of the data, shape (n, ...). The checks draw normal numbers; if the module fails
             on them, as one of tokens does, they draw from the range of the examples.
+        x_classes: Vocabulary size, if x is int64; 0 for float32.
+        y_shape: Shape of the targets of one example.
+        classes_axis: Axis of the classes in the output, if two fit.
 
     Raises:
         UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
@@ -133,6 +158,12 @@ def build_task(
             f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
         ) from exc
     model = path_of(model)
+    check_shipped(model, kind, x_classes, y_shape)
+    if 0 in (*x_shape, *y_shape):
+        raise UnknownTask(
+            f"data: examples and targets must hold a value, got the shapes {x_shape} and "
+            f"{y_shape}; leave out empty sequences"
+        )
     module = make_module(model, x_shape, classes, kind)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
@@ -144,12 +175,12 @@ def build_task(
 
     with users_code(broken, TaskError):
         problem = export_problem(module)
-        remarks = make_trainable(module, name, x_shape)
-        x_range = x_range_for(module, name, x_shape, examples)
+        remarks = make_trainable(module, name, x_shape, x_classes)
+        x_range = x_range_for(module, name, x_shape, examples, x_classes)
         twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
-        make_trainable(twin, name, x_shape, TWIN_SEED)
+        make_trainable(twin, name, x_shape, x_classes, seed=TWIN_SEED)
         check_twins(module, twin, name)
-        fixed, more = fixed_tensors(module, twin, x_shape, x_range)
+        fixed, more = fixed_tensors(module, twin, x_shape, x_range, x_classes)
         remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more][:MAX_REMARKS]]
         reason = ""
         if engine != "torch":
@@ -164,6 +195,10 @@ def build_task(
                         x_shape,
                         classes,
                         kind=kind,
+                        x_dtype="int64" if x_classes else "float32",
+                        x_classes=x_classes,
+                        y_shape=y_shape,
+                        classes_axis=classes_axis,
                         x_range=x_range,
                         fixed=fixed,
                         twin=twin,
@@ -184,12 +219,32 @@ def build_task(
             x_shape,
             classes,
             kind,
+            x_classes=x_classes,
+            y_shape=y_shape,
+            classes_axis=classes_axis,
             x_range=x_range,
             fixed=fixed,
             twin=twin,
             reason=reason,
         )
         return msgspec.structs.replace(task, remarks=remarks)
+
+
+def check_shipped(
+    model: str, kind: TaskKind, x_classes: int = 0, y_shape: tuple[int, ...] = ()
+) -> None:
+    """Check that a shipped model takes these data; a model of the user may.
+
+    Raises:
+        UnknownTask: It takes floats, and predicts one class or number.
+    """
+    if model not in MODELS or not (x_classes or y_shape or kind == "multi-label"):
+        return
+    got = f"tokens of {x_classes} kinds" if x_classes else f"{kind} with targets {y_shape}"
+    raise UnknownTask(
+        f"model.name: {model} must have x of floats and one target per example, got {got}; give a "
+        "model of your own, package.module:Name"
+    )
 
 
 def _not_exported(name: str, problem: str) -> Unsupported:

@@ -40,7 +40,7 @@ from fairbed.coordinator.task.modules import (
 from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.recording import PREFIX, Recorder
 from fairbed.coordinator.task.selfcheck import TorchReference, stable_check, verify
-from fairbed.wire.artifact import Artifact, TaskKind, TaskSpec, XRange
+from fairbed.wire.artifact import Artifact, ClassesAxis, TaskKind, TaskSpec, XRange
 
 
 def export_task(
@@ -53,6 +53,8 @@ def export_task(
     x_dtype: Literal["float32", "int64"] = "float32",
     x_classes: int = 0,
     kind: TaskKind = "classification",
+    y_shape: tuple[int, ...] = (),
+    classes_axis: ClassesAxis | None = None,
     x_range: XRange | None = None,
     fixed: Collection[str] = (),
     twin: nn.Module | None = None,
@@ -71,6 +73,9 @@ def export_task(
         x_dtype: Type of x.
         x_classes: Vocabulary size for integer x.
         kind: What the model predicts. With two classes its output decides: one logit, or two.
+        y_shape: Shape of the targets of one example. At positions the model returns the logits of
+            each, (B, *y_shape, classes) or (B, classes, *y_shape), or numbers (B, *y_shape).
+        classes_axis: Where the classes are, if both shapes fit the output.
         x_range: From which the checks draw x; None for normal numbers.
         fixed: Names of the tensors that are constants of the graphs.
         twin: As for `make_layout`.
@@ -92,15 +97,16 @@ def export_task(
         opset=OPSET,
         selfcheck=unknown_check(x_range),
         task=UNSET if kind == "classification" else kind,
+        positions=y_shape or UNSET,
     )
     recorder = Recorder(copy.deepcopy(model), spec)
-    if spec.is_scored:
-        spec = with_kind(spec, recorder.output_shape())
+    if spec.is_scored or spec.y_shape:
+        spec = with_kind(spec, recorder.output_shape(), classes_axis)
         recorder = Recorder(copy.deepcopy(model), spec)
     _check_forward(recorder.training_loss(), spec)
     train = _training_graph(recorder.training(), spec)
     evaluate = _evaluation_graph(recorder.evaluation(), spec)
-    reference = TorchReference(model, spec.layout, spec.kind)
+    reference = TorchReference(model, spec.layout, spec.kind, classes_axis=spec.classes_axis)
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
     check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
     artifact = Artifact(
@@ -158,7 +164,7 @@ def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
             name,
             lowering.value(node),
             ELEMENT_TYPES[dtype_of(node)],
-            (BATCH,) if name == "scores" else (),
+            (BATCH, *spec.y_shape) if name == "scores" else (),
         )
         for name, node in results
     ]
@@ -214,7 +220,7 @@ def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:
     x_type = number if spec.x_dtype == "float32" else ELEMENT_TYPES[torch.int64]
     examples: dict[str, tuple[int, Sequence[int | str]]] = {
         "x": (x_type, (BATCH, *spec.x_shape)),
-        "y": (ELEMENT_TYPES[getattr(torch, spec.y_dtype)], (BATCH,)),
+        "y": (ELEMENT_TYPES[getattr(torch, spec.y_dtype)], (BATCH, *spec.y_shape)),
         "w": (number, (BATCH,)),
     }
     state = [(f"{t.role[0]}.{t.name}", number, t.shape) for t in spec.layout.tensors]

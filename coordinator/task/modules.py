@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 import torch
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -23,6 +23,7 @@ from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck
 from fairbed.wire.artifact import (
     Artifact,
+    ClassesAxis,
     ModuleSource,
     SelfCheck,
     TaskKind,
@@ -34,7 +35,7 @@ from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import source_hash
 from fairbed.wire.plugins import PluginError, users_code
 from fairbed.wire.selfcheck import LOSS_TOLERANCE, Examples, selfcheck_inputs
-from fairbed.wire.tensors import Layout, Tensor
+from fairbed.wire.tensors import Layout, Tensor, batch_text
 
 SELFCHECK_SEED = 20
 SELFCHECK_BATCH = 5
@@ -103,7 +104,7 @@ def export_problem(model: nn.Module) -> str:
 
 
 def make_trainable(
-    model: nn.Module, name: str, x_shape: tuple[int, ...], seed: int = 0
+    model: nn.Module, name: str, x_shape: tuple[int, ...], x_classes: int = 0, *, seed: int = 0
 ) -> list[str]:
     """Make a module trainable in place, and refuse one whose parameters no engine trains.
 
@@ -129,7 +130,7 @@ def make_trainable(
                 "out .to() and device="
             )
     cast = cast_floats(model)
-    _make_real(model, name, x_shape, seed)
+    _make_real(model, name, x_shape, torch.int64 if x_classes else torch.float32, seed)
     parameters = list(model.named_parameters())
     trained = [(label, tensor) for label, tensor in parameters if tensor.requires_grad]
     if not trained:
@@ -172,7 +173,9 @@ def _and_more(first: str, count: int) -> str:
     return f"{first} and {count - 1} more" if count > 1 else first
 
 
-def _make_real(model: nn.Module, name: str, x_shape: tuple[int, ...], seed: int) -> None:
+def _make_real(
+    model: nn.Module, name: str, x_shape: tuple[int, ...], x_dtype: torch.dtype, seed: int
+) -> None:
     """Give the lazy layers of a module the sizes of their inputs.
 
     Raises:
@@ -196,7 +199,7 @@ def _make_real(model: nn.Module, name: str, x_shape: tuple[int, ...], seed: int)
 
     mode = model.training
     with seeded_draws(seed), torch.no_grad(), users_code(broken):
-        model.eval()(torch.zeros((MODULE_BATCH, *x_shape), dtype=torch.float32))
+        model.eval()(torch.zeros((MODULE_BATCH, *x_shape), dtype=x_dtype))
         model.train(mode)
     if (left := next(lazy(), None)) is not None:
         raise Unsupported(
@@ -214,7 +217,11 @@ def seeded_draws(seed: int) -> Iterator[None]:
 
 
 def x_range_for(
-    model: nn.Module, name: str, x_shape: tuple[int, ...], examples: AnyExamples | None
+    model: nn.Module,
+    name: str,
+    x_shape: tuple[int, ...],
+    examples: AnyExamples | None,
+    x_classes: int = 0,
 ) -> XRange | None:
     """Return the range from which the checks of a module draw x; None for normal numbers.
 
@@ -225,11 +232,15 @@ def x_range_for(
         name: Name of the task.
         x_shape: Shape of one example.
         examples: Of the data, shape (n, ...); None if there are none.
+        x_classes: Vocabulary size of integer x, from which the checks draw; 0 for floats.
 
     Raises:
         Unsupported: The module fails on values of the data, or accepts integers alone and there
             are no examples.
     """
+    if x_classes:
+        _check_vocabulary(model, name, x_shape, x_classes)
+        return None
     normal = _x_of_check(x_shape, None)
     problem = _forward_problem(model, normal)
     if not problem:
@@ -257,16 +268,41 @@ def x_range_for(
     return found
 
 
-def _x_of_check(x_shape: tuple[int, ...], within: XRange | None) -> NDArray[np.float32]:
+def _check_vocabulary(
+    model: nn.Module, name: str, x_shape: tuple[int, ...], x_classes: int
+) -> None:
+    """Check that a model accepts every token of the data.
+
+    Raises:
+        Unsupported: It fails on examples of this shape, or on the last tokens of the vocabulary.
+    """
+    problem = _forward_problem(model, _x_of_check(x_shape, None, 1))
+    if problem:
+        raise Unsupported(
+            f"{name}: the model must accept tokens of shape {batch_text(x_shape)} in int64, got "
+            f"{problem}; give it as many positions as a sequence has, and no float operation on x"
+        )
+    problem = _forward_problem(model, _x_of_check(x_shape, None, x_classes))
+    if problem:
+        raise Unsupported(
+            f"{name}: the model must accept the tokens 0 .. {x_classes - 1} of the data, got "
+            f"{problem}; give its embedding {x_classes} rows"
+        )
+
+
+def _x_of_check(x_shape: tuple[int, ...], within: XRange | None, x_classes: int = 0) -> Examples:
     """Return x of a forward pass, shape (SELFCHECK_BATCH, *x_shape)."""
     shape = (SELFCHECK_BATCH, *x_shape)
+    if x_classes:  # from the last token down, so that an embedding with too few rows fails
+        last = x_classes - 1
+        return np.maximum(last - np.arange(math.prod(shape)), 0).reshape(shape)
     if within is None:
         return np.random.default_rng(SELFCHECK_SEED).standard_normal(shape).astype(np.float32)
     x = np.linspace(within.low, within.high, math.prod(shape)).reshape(shape)
     return (x.round() if within.is_whole else x).astype(np.float32)
 
 
-def _forward_problem(model: nn.Module, x: NDArray[np.float32]) -> str:
+def _forward_problem(model: nn.Module, x: Examples) -> str:
     """Return how a module fails on x, or that its output is not finite; empty if it is."""
     with _no_traces():
         try:
@@ -288,7 +324,11 @@ def _no_traces() -> Iterator[None]:
 
 
 def fixed_tensors(
-    model: nn.Module, twin: nn.Module, x_shape: tuple[int, ...], x_range: XRange | None
+    model: nn.Module,
+    twin: nn.Module,
+    x_shape: tuple[int, ...],
+    x_range: XRange | None,
+    x_classes: int = 0,
 ) -> tuple[dict[str, bytes], list[str]]:
     """Return the tensors of a module that are no part of the vector, by name, as bytes.
 
@@ -300,6 +340,7 @@ def fixed_tensors(
         twin: Another one of the same factory, with other random numbers.
         x_shape: Shape of one example.
         x_range: As for `module_task`.
+        x_classes: Vocabulary size of integer x; 0 for floats.
 
     Returns:
         The tensors, and lines about those that the run does not treat as the module does.
@@ -311,7 +352,7 @@ def fixed_tensors(
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
     starts = frozen | dict(model.named_buffers())
     trial = copy.deepcopy(model).train()
-    x = torch.from_numpy(_x_of_check(x_shape, x_range))
+    x = torch.from_numpy(_x_of_check(x_shape, x_range, x_classes))
     with _no_traces(), suppress(PluginError), users_code(PluginError):  # a later step reports it
         trial(x)
     after = dict(trial.named_parameters()) | dict(trial.named_buffers())
@@ -467,12 +508,21 @@ def _tensor(
     )
 
 
-def with_kind(spec: TaskSpec, output: tuple[int, ...]) -> TaskSpec:
+def with_kind(
+    spec: TaskSpec, output: tuple[int, ...], classes_axis: ClassesAxis | None = None
+) -> TaskSpec:
     """Return the spec of a model with outputs of this shape, without the batch.
+
+    Args:
+        spec: The task.
+        output: Shape of an output without the batch.
+        classes_axis: Where the classes are, if the output does not decide it.
 
     Raises:
         Unsupported: The outputs do not fit the task.
     """
+    if spec.y_shape:
+        return _at_positions(spec, output, classes_axis)
     is_one = output in ((), (1,))
     if spec.kind == "regression":
         if is_one:
@@ -489,6 +539,40 @@ def with_kind(spec: TaskSpec, output: tuple[int, ...]) -> TaskSpec:
     )
 
 
+def _at_positions(
+    spec: TaskSpec, output: tuple[int, ...], classes_axis: ClassesAxis | None
+) -> TaskSpec:
+    """Return the spec of a model that predicts at positions; see `with_kind`."""
+    y, classes = spec.y_shape, spec.classes
+    of_classes = {"last": (*y, classes), "first": (classes, *y)}
+    shown = [batch_text(y)]
+    if spec.kind in ("regression", "multi-label"):
+        if output == y:
+            return spec
+    else:
+        if classes == 2 and output in (y, (1, *y), (*y, 1)):
+            return msgspec.structs.replace(spec, task="binary")
+        fitting = [axis for axis, shape in of_classes.items() if shape == output]
+        if len(fitting) > 1 and classes_axis is None:
+            raise Unsupported(
+                f"model.classes_axis: must name the axis of the {classes} classes if two fit, got "
+                f'none for the output {batch_text(output)}; set "last" for '
+                '(B, ..., classes) or "first" for (B, classes, ...)'
+            )
+        axis = classes_axis if classes_axis in fitting else None
+        if len(fitting) == 1 and classes_axis is None:
+            axis = "first" if fitting == ["first"] else "last"
+        if axis is not None:
+            first: Literal["first"] | UnsetType = "first" if axis == "first" else UNSET
+            return msgspec.structs.replace(spec, task=UNSET, classes_axis=first)
+        wanted = of_classes if classes_axis is None else {classes_axis: of_classes[classes_axis]}
+        shown = [*map(batch_text, wanted.values()), *(shown if classes == 2 else ())]
+    raise Unsupported(
+        f"{spec.name}: for {spec.kind} with targets of shape {batch_text(y)} the model must return "
+        f"{' or '.join(shown)}, got {batch_text(output)}; change its last layer"
+    )
+
+
 def module_task(
     model: nn.Module,
     name: str,
@@ -497,6 +581,9 @@ def module_task(
     classes: int,
     kind: TaskKind = "classification",
     *,
+    x_classes: int = 0,
+    y_shape: tuple[int, ...] = (),
+    classes_axis: ClassesAxis | None = None,
     x_range: XRange | None = None,
     fixed: Mapping[str, bytes] | None = None,
     twin: nn.Module | None = None,
@@ -511,6 +598,9 @@ def module_task(
         x_shape: Shape of one example.
         classes: Number of classes; 1 for regression.
         kind: What the model predicts; with two classes its output decides.
+        x_classes: Vocabulary size of integer x; 0 for floats.
+        y_shape: As for `export_task`, likewise `classes_axis`.
+        classes_axis: Where the classes are, if both shapes fit the output.
         x_range: From which the self-check draws x; None for normal numbers.
         fixed: The tensors that are no part of the vector, of `fixed_tensors`.
         twin: As for `make_layout`.
@@ -524,15 +614,18 @@ def module_task(
         model=path,
         layout=make_layout(model, fixed or (), twin),
         x_shape=x_shape,
+        x_dtype="int64" if x_classes else "float32",
+        x_classes=x_classes,
         classes=classes,
         opset=NO_OPSET,
         selfcheck=unknown_check(x_range),
         task=UNSET if kind == "classification" else kind,
+        positions=y_shape or UNSET,
     )
 
     output, is_random = _tried(model, spec)
-    if spec.is_scored:
-        spec = with_kind(spec, output)
+    if spec.is_scored or spec.y_shape:
+        spec = with_kind(spec, output, classes_axis)
     elif output != (classes,):
         raise Unsupported(
             f"{name}: the model must return logits of shape (B, {classes}), got "
@@ -578,7 +671,12 @@ def _referenced(
 
     with users_code(broken, Unsupported), torch.random.fork_rng(devices=[]):
         reference = TorchReference(
-            model, spec.layout, spec.kind, is_random=is_random, is_double=is_double
+            model,
+            spec.layout,
+            spec.kind,
+            is_random=is_random,
+            is_double=is_double,
+            classes_axis=spec.classes_axis,
         )
         check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
         inputs = selfcheck_inputs(spec, SELFCHECK_SEED, SELFCHECK_BATCH)
@@ -607,10 +705,10 @@ def _tried(model: nn.Module, spec: TaskSpec) -> tuple[tuple[int, ...], bool]:
 
         def broken(problem: str, batch: int = batch, x: Examples = x) -> Unsupported:
             advice = "correct the module"
-            if _accepts_integers(model, x):
+            if spec.x_dtype == "float32" and _accepts_integers(model, x):
                 advice = "tokens are whole numbers in float32, so let forward() call x.long()"
             return Unsupported(
-                f"{spec.name}: the model must accept x of shape ({shown}) in float32, got "
+                f"{spec.name}: the model must accept x of shape ({shown}) in {spec.x_dtype}, got "
                 f"{problem} for B = {batch}; {advice}"
             )
 

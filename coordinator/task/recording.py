@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairbed.coordinator.task.decomposition import Rewriting, decompositions
 from fairbed.coordinator.task.errors import Unsupported
-from fairbed.wire.artifact import TaskKind, TaskSpec
+from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.plugins import place_of
 
 PREFIX = "model."
@@ -25,17 +25,18 @@ TRACE_BATCH = 13
 
 
 class _TrainingLoss(nn.Module):
-    """sum_i w_i l_i with the loss l_i of the task."""
+    """sum_i w_i l_i with the loss l_i of example i, a sum over its positions."""
 
     def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
         super().__init__()
         self.model, self.spec = model, spec
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        output = self.model(x)
         if self.spec.kind == "regression":
-            losses = _half_squares(self.model(x), y)
+            losses = _half_squares(output, y)
         else:
-            losses = _losses(_logits(self.model(x), self.spec.kind), y, self.spec.classes)
+            losses = _losses(*_logits(output, self.spec), y)
         return (losses * w).sum()
 
 
@@ -49,36 +50,53 @@ class _Evaluation(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         output, spec = self.model(x), self.spec
         if spec.kind == "regression":
-            return _half_squares(output, y).sum(), output.reshape(-1)
-        logits = _logits(output, spec.kind)
-        loss_sum = _losses(logits, y, spec.classes).sum()
-        correct_sum = (logits.argmax(1) == y).sum()
-        if not spec.is_scored:
-            return loss_sum, correct_sum
-        signs = 2.0 * torch.arange(2).to(logits.dtype) - 1.0
-        return loss_sum, correct_sum, (logits * signs).sum(1)
+            loss_sum = _half_squares(output, y).sum()
+            return loss_sum, (output - y).abs().sum() if spec.y_shape else output.reshape(-1)
+        logits, axis = _logits(output, spec)
+        loss_sum = _losses(logits, axis, y).sum()
+        hits = logits.argmax(axis) == y
+        found: list[torch.Tensor] = [loss_sum, hits.sum()]
+        if spec.y_shape:
+            wrong = _of_examples((y >= 0).to(y.dtype)) - _of_examples(hits.to(y.dtype))
+            found.append((wrong == 0).sum())
+        if spec.kind == "multi-label":
+            found.append(output)
+        elif spec.is_scored:
+            signs = 2.0 * torch.arange(2).to(logits.dtype) - 1.0
+            found.append((logits * signs).sum(1))
+        return tuple(found)
 
 
 def _half_squares(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return half the squared error of each example, shape (B,)."""
-    error = output.reshape(-1) - y
-    return error * error * 0.5
+    """Return half the squared error of each example, summed over its numbers, shape (B,)."""
+    error = (output if y.dim() > 1 else output.reshape(-1)) - y
+    return _of_examples(error * error * 0.5)
 
 
-def _logits(output: torch.Tensor, kind: TaskKind) -> torch.Tensor:
-    """Return the logit of each class, shape (B, classes); one logit z stands for (0, z)."""
-    if kind != "binary":
-        return output
-    return output.reshape(-1, 1) * torch.arange(2).to(output.dtype)
+def _logits(output: torch.Tensor, spec: TaskSpec) -> tuple[torch.Tensor, int]:
+    """Return the logit of each class, and the axis of the classes; one logit z is (0, z)."""
+    if spec.kind == "classification":
+        return output, 1 if spec.classes_axis == "first" else len(spec.y_shape) + 1
+    one = output.reshape(-1, *spec.y_shape, 1)
+    return one * torch.arange(2).to(output.dtype), len(spec.y_shape) + 1
 
 
-def _losses(logits: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return the cross-entropy of each example, nats, shape (B,).
+def _losses(logits: torch.Tensor, axis: int, y: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each example, nats, summed over its positions, shape (B,).
 
     It is a product with the one-hot label instead of an index, so its gradient needs no scatter.
+    That of a position without a label is 0.
     """
-    onehot = (y.unsqueeze(1) == torch.arange(classes)).to(logits.dtype)
-    return -(torch.log_softmax(logits, 1) * onehot).sum(1)
+    labels, classes = y.unsqueeze(axis), torch.arange(logits.shape[axis])
+    if axis < y.dim():
+        classes = classes.reshape(-1, *[1] * (y.dim() - axis))
+    onehot = (labels == classes).to(logits.dtype)
+    return _of_examples(-(torch.log_softmax(logits, axis) * onehot).sum(axis))
+
+
+def _of_examples(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the positions of each example, shape (B,)."""
+    return values.sum(tuple(range(1, values.dim()))) if values.dim() > 1 else values
 
 
 _TRACERS = (
@@ -171,7 +189,7 @@ class Recorder:
         is_float = spec.x_dtype == "float32"
         return {
             "x": torch.zeros(shape, dtype=torch.float32 if is_float else torch.int64),
-            "y": torch.zeros(TRACE_BATCH, dtype=getattr(torch, spec.y_dtype)),
+            "y": torch.zeros((TRACE_BATCH, *spec.y_shape), dtype=getattr(torch, spec.y_dtype)),
             "w": torch.full((TRACE_BATCH,), 1.0 / TRACE_BATCH),
         }
 

@@ -8,12 +8,12 @@ import copy
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
@@ -22,7 +22,7 @@ from fairbed.coordinator.task.decomposition import Rewriting
 from fairbed.coordinator.task.doubles import in_doubles, run_in_doubles
 from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
-from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.evaluation import Evaluation, Targets, mean_weights, positions_of
 from fairbed.wire.selfcheck import (
     Examples,
     SelfCheckFailed,
@@ -86,6 +86,7 @@ class TorchReference:
         kind: What the module predicts.
         is_random: Its gradient is computed in evaluation mode, without random numbers.
         is_double: Computed in float64; else in the types of the module.
+        classes_axis: As in `TaskSpec`.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class TorchReference:
         *,
         is_random: bool = False,
         is_double: bool = True,
+        classes_axis: Literal["first"] | UnsetType = UNSET,
     ) -> None:
         self._is_random, self._is_double = is_random, is_double
+        self._classes_axis = classes_axis
         self._model = copy.deepcopy(model)
         if is_double:
             self._model = self._model.double()
@@ -113,7 +116,7 @@ class TorchReference:
         self._model.train(not self._is_random)
         self._model.zero_grad()
         with Rewriting():  # as the graphs, or one epsilon of normalisations differs
-            loss = self._losses(self._model(self._x(x)), y).mean()
+            loss = self._losses(self._model(self._x(x)), y).sum() / int(positions_of(y).sum())
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
 
@@ -129,25 +132,45 @@ class TorchReference:
         with torch.no_grad():
             output = self._model(self._x(x))
             loss_sum = self._losses(output, y).sum().item()
-            if self._kind != "classification":
-                scores = output.flatten().numpy()
-                correct = 0 if self._kind == "regression" else int(((scores > 0.0) == y).sum())
+            one = output.reshape(y.shape).numpy() if self._kind != "classification" else None
+            if self._kind == "regression":
+                assert one is not None
+                if y.ndim > 1:
+                    return Evaluation(loss_sum, 0, absolute_sum=float(np.abs(one - y).sum()))
+                return Evaluation(loss_sum, 0, one)
+            if one is not None:
+                found, scores = (one > 0.0).astype(np.int64), one if self._has_scores(y) else None
             else:
-                correct = int((output.argmax(1) == torch.from_numpy(y)).sum())
-                scores = (output[:, 1] - output[:, 0]).numpy() if output.shape[1] == 2 else None
-            return Evaluation(loss_sum, correct, scores)
+                logits = self._classes_second(output, y)
+                found, scores = logits.argmax(1).numpy(), None
+                if logits.shape[1] == 2 and y.ndim == 1:
+                    scores = (logits[:, 1] - logits[:, 0]).numpy()
+            hits = found == y
+            exact = (hits | (y < 0)).reshape(len(y), -1).all(axis=1) if y.ndim > 1 else hits[:0]
+            return Evaluation(loss_sum, int(hits.sum()), scores, int(exact.sum()))
+
+    def _has_scores(self, y: Targets) -> bool:
+        return y.ndim == 1 or self._kind == "multi-label"
+
+    def _classes_second(self, output: torch.Tensor, y: Targets) -> torch.Tensor:
+        """Return the logits as (B, classes, *y_shape)."""
+        is_last = y.ndim > 1 and self._classes_axis is UNSET
+        return output.movedim(-1, 1) if is_last else output
 
     def _losses(self, output: torch.Tensor, y: Targets) -> torch.Tensor:
-        """Return the loss of each example, shape (B,)."""
+        """Return the losses of all examples, or of all positions, in the shape of y."""
         target = torch.from_numpy(y)
         if self._kind == "classification":
-            return functional.cross_entropy(output, target, reduction="none")
-        if self._kind == "binary":
-            return functional.binary_cross_entropy_with_logits(
-                output.flatten(), target.to(output.dtype), reduction="none"
+            return functional.cross_entropy(
+                self._classes_second(output, y), target, reduction="none", ignore_index=-1
             )
-        target = target.to(output.dtype)
-        return 0.5 * functional.mse_loss(output.flatten(), target, reduction="none")
+        output, wanted = output.reshape(target.shape), target.to(output.dtype)
+        if self._kind == "regression":
+            return 0.5 * functional.mse_loss(output, wanted, reduction="none")
+        losses = functional.binary_cross_entropy_with_logits(
+            output, wanted.clamp(min=0.0), reduction="none"
+        )
+        return torch.where(target < 0, 0.0, losses)
 
     def _x(self, x: Examples) -> torch.Tensor:
         is_double = self._is_double and x.dtype == np.float32
@@ -193,8 +216,7 @@ class GraphRunner:
         """Return the outputs of the training graph, loss first, and its inputs."""
         tensors = self.spec.layout.tensors
         names = [f"g.{t.name}" if t.role == "param" else f"nb.{t.name}" for t in tensors]
-        w = np.full(len(y), 1.0 / len(y), np.float32)
-        return ["loss", *names], self._state(vector) | {"x": x, "y": y, "w": w}
+        return ["loss", *names], self._state(vector) | {"x": x, "y": y, "w": mean_weights(y)}
 
     def gradient(
         self, vector: NDArray[np.float32], x: Examples, y: Targets
@@ -205,9 +227,8 @@ class GraphRunner:
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples."""
         feeds, names = self._state(vector) | {"x": x, "y": y}, self.spec.evaluation_outputs
-        found = dict(zip(names, self._evaluate.run(names, feeds), strict=True))
-        correct = int(found.get("correct_sum", 0))
-        return Evaluation(float(found["loss_sum"]), correct, found.get("scores"))
+        found = zip(names, self._evaluate.run(names, feeds), strict=True)
+        return Evaluation.of_outputs(dict(found))
 
     def _state(self, vector: NDArray[np.float32]) -> dict[str, Any]:
         views = self.spec.layout.views(vector)
@@ -282,7 +303,7 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
             errors["gradient"].append(_error(gradient, expected.gradient))
             errors["buffers"].append(_error(buffers, expected.buffers))
             found, right = runner.evaluate(vector, x, y), reference.evaluate(vector, x, y)
-            errors["evaluation"].append(_error(found[:2], right[:2]))
+            errors["evaluation"].append(_error(_sums(found), _sums(right)))
             if right.scores is not None:
                 errors["scores"].append(_error(found.scores, right.scores))
             vector = np.concatenate(
@@ -310,7 +331,8 @@ def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchR
         vector, x, y = selfcheck_inputs(spec, seed, batch)
         expected = reference.step(vector, x, y)
         names, feeds = runner.feeds(vector, x, y)
-        feeds["w"] = np.full(batch, 1.0 / batch)  # a third has an error of 3e-8 in float32
+        # In float32 a third has an error of 3e-8.
+        feeds["w"] = np.full(batch, 1.0 / int(positions_of(y).sum()))
         loss, *values = run_in_doubles(graph, names, feeds)
         flat, n_params = np.concatenate([v.ravel() for v in values]), spec.layout.n_params
         errors = {
@@ -321,6 +343,10 @@ def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchR
         for quantity, error in errors.items():
             if not error <= EXACT:
                 raise _wrong(spec, quantity, EXACT, f"{error:.2g} in float64")
+
+
+def _sums(found: Evaluation) -> list[float]:
+    return [found.loss_sum, found.correct, found.exact, found.absolute_sum]
 
 
 def _wrong(spec: TaskSpec, quantity: str, limit: float, got: str) -> WrongArtifact:

@@ -81,6 +81,8 @@ class DeviceView(Struct, frozen=True):
     rmse: float | None = None
     test_n: int = 0
     """Examples of the test of these; 0 without one."""
+    has_positions: bool = False
+    """The accuracy is that of several positions per example."""
     personal: float | None = None
     """Accuracy of its personal model, or its RMSE in regression; None if it has none."""
     last_context_s: float | None = None
@@ -521,6 +523,7 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
         scored = ("loss", "accuracy", "auroc", "rmse")
         changes[metric.device] |= {key: getattr(metric, key) for key in scored}
         changes[metric.device]["test_n"] = metric.n
+        changes[metric.device]["has_positions"] = metric.positions is not None
     for score in update.personal_scores:
         changes[score.device]["personal"] = quality_of(score)
     for context in update.telemetry:

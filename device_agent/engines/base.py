@@ -11,9 +11,12 @@ from fairbed.device_agent.errors import EngineMismatch
 from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
+from fairbed.wire.tensors import batch_text
 
 EVALUATION_BATCH = 64
-"""Examples per evaluation run: bounds the memory of activations."""
+"""Most examples per evaluation run: bounds the memory of activations."""
+EVALUATION_OUTPUTS = 1 << 20
+"""Most logits of all positions in one evaluation run, unless those of one example are more."""
 
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
@@ -45,6 +48,7 @@ class Engine(Protocol):
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
 
+        The mean is over all positions of all examples (`wire.evaluation.positions_of`).
         `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
         change the returned array; the next call overwrites it.
         """
@@ -80,15 +84,16 @@ def self_check(engine: Engine) -> None:
 
 
 def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, Targets]:
-    """Return x as (B, *x_shape) and y as (B,), contiguous.
+    """Return x as (B, *x_shape) and y as (B, *y_shape), contiguous.
 
     Raises:
         ValueError: A shape or dtype does not fit the task.
     """
     size = math.prod(spec.x_shape)
-    if y.ndim != 1 or len(x) != len(y) or len(y) == 0 or x.size != len(y) * size:
+    is_fit = y.shape[1:] == spec.y_shape and len(x) == len(y) and x.size == len(y) * size
+    if not is_fit or len(y) == 0:
         raise ValueError(
-            f"{spec.name}: x must be (B, {', '.join(map(str, spec.x_shape))}) and y (B,) "
+            f"{spec.name}: x must be {batch_text(spec.x_shape)} and y {batch_text(spec.y_shape)} "
             f"with B >= 1, got {x.shape} and {y.shape}"
         )
     if x.dtype != spec.x_dtype or y.dtype != spec.y_dtype:
@@ -100,6 +105,14 @@ def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, 
     if not shaped.flags.c_contiguous:
         shaped = shaped.copy()
     return shaped, y if y.flags.c_contiguous else y.copy()
+
+
+def evaluation_batch(spec: TaskSpec) -> int:
+    """Return the number of examples per evaluation run."""
+    if not spec.y_shape:
+        return EVALUATION_BATCH
+    of_one = math.prod(spec.y_shape) * (spec.classes if spec.kind == "classification" else 1)
+    return max(1, min(EVALUATION_BATCH, EVALUATION_OUTPUTS // of_one))
 
 
 def checked_vector(spec: TaskSpec, vector: NDArray[np.float32]) -> NDArray[np.float32]:

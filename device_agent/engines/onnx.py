@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import (
-    EVALUATION_BATCH,
     Examples,
     checked_vector,
+    evaluation_batch,
     shaped_examples,
 )
 from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.installed import engine_version
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.evaluation import Evaluation, Scores, Targets
+from fairbed.wire.evaluation import Evaluation, Targets, mean_weights
 from fairbed.wire.graphs import check_graph
 from fairbed.wire.tensors import Tensor
 
@@ -96,7 +96,7 @@ class OnnxEngine:
             self._bind_vector(vector)
         self._bind("x", x)
         self._bind("y", y)
-        weights = np.full(len(y), 1.0 / len(y), np.float32)
+        weights = mean_weights(y)
         self._bind("w", weights)
         try:
             with self._running() as options:
@@ -118,21 +118,17 @@ class OnnxEngine:
         views = self.spec.layout.views(vector)
         feeds: dict[str, Any] = {_state(t): views[t.name] for t in self.spec.layout.tensors}
         names = self.spec.evaluation_outputs
-        loss_sum, correct, scores = 0.0, 0, list[Scores]()
-        for start in range(0, len(y), EVALUATION_BATCH):
-            batch = slice(start, start + EVALUATION_BATCH)
+        parts, size = list[Evaluation](), evaluation_batch(self.spec)
+        for start in range(0, len(y), size):
+            batch = slice(start, start + size)
             feeds |= {"x": x[batch], "y": y[batch]}
             try:
                 with self._running() as options:
                     outputs = self._evaluation.run(names, feeds, options)
-                found = dict(zip(names, outputs, strict=True))
             except Exception as exc:  # the runtime's errors share no base class
                 raise EngineError(f"{self.spec.name}: evaluation failed: {_line(exc)}") from exc
-            loss_sum += float(found["loss_sum"])
-            correct += int(found.get("correct_sum", 0))
-            if self.spec.is_scored:
-                scores.append(found["scores"])
-        return Evaluation(loss_sum, correct, np.concatenate(scores) if scores else None)
+            parts.append(Evaluation.of_outputs(dict(zip(names, outputs, strict=True))))
+        return Evaluation.pooled(parts)
 
     def running_s(self) -> float:
         """Return how long the step in progress has taken; 0 between steps."""

@@ -16,14 +16,14 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from fairbed.device_agent.engines.base import (
-    EVALUATION_BATCH,
     Examples,
     checked_vector,
+    evaluation_batch,
     shaped_examples,
 )
 from fairbed.device_agent.errors import EngineError
-from fairbed.wire.artifact import Artifact, TaskKind
-from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.artifact import Artifact, TaskSpec
+from fairbed.wire.evaluation import Evaluation, Targets, positions_of
 from fairbed.wire.float_types import cast_floats
 from fairbed.wire.models import call_factory, sourced_factory
 from fairbed.wire.plugins import PluginError, users_code
@@ -102,7 +102,8 @@ class TorchEngine:
         self._load(vector)
         self._gradient.zero_()
         with self._drawing(), self._failing("a training step"):
-            loss = example_losses(self._module(inputs), labels, self.spec.kind).mean()
+            losses = target_losses(self._module(inputs), labels, self.spec)
+            loss = losses.sum() / int(positions_of(y).sum())
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._save_buffers(vector)
         return loss.item(), self._gradient.numpy()
@@ -117,24 +118,38 @@ class TorchEngine:
         inputs, targets = self._tensors(x, y)
         self._load(vector)
         self._module.eval()
-        kind, loss_sum, correct = self.spec.kind, 0.0, 0
-        scores = list[NDArray[np.float32]]()
+        parts, size = list[Evaluation](), evaluation_batch(self.spec)
         with torch.no_grad(), self._failing("an evaluation"):
-            for start in range(0, len(targets), EVALUATION_BATCH):
-                target = targets[start : start + EVALUATION_BATCH]
-                output = self._module(inputs[start : start + EVALUATION_BATCH])
-                loss_sum += example_losses(output, target, kind).sum().item()
-                found = None
-                if kind == "classification":
-                    correct += int((output.argmax(1) == target).sum())
-                    found = output[:, 1] - output[:, 0] if self.spec.is_scored else None
-                else:
-                    found = output.reshape(-1)
-                if kind == "binary":
-                    correct += int(((output.reshape(-1) > 0.0) == target).sum())
-                if found is not None:
-                    scores.append(found.numpy())
-        return Evaluation(loss_sum, correct, np.concatenate(scores) if scores else None)
+            for start in range(0, len(targets), size):
+                target = targets[start : start + size]
+                output = self._module(inputs[start : start + size])
+                parts.append(self._evaluation(output, target))
+        return Evaluation.pooled(parts)
+
+    def _evaluation(self, output: torch.Tensor, target: torch.Tensor) -> Evaluation:
+        """Return the evaluation of one output of the module."""
+        spec, scores, absolute_sum = self.spec, None, 0.0
+        loss_sum = target_losses(output, target, spec).sum().item()
+        if spec.kind == "classification":
+            logits = _classes_second(output, spec)
+            found = logits.argmax(1)
+            scores = logits[:, 1] - logits[:, 0] if spec.is_scored else None
+        else:
+            one = output.reshape(target.shape)
+            found = (one > 0.0).to(target.dtype)
+            scores = one if spec.is_scored else None
+        if spec.kind == "regression":
+            absolute_sum = 0.0 if spec.is_scored else (one - target).abs().sum().item()
+            found = torch.full_like(target, torch.nan)  # equals no number
+        hits = found == target
+        exact = (hits | (target < 0)).flatten(1).all(1) if spec.y_shape else hits[:0]
+        return Evaluation(
+            loss_sum,
+            int(hits.sum()),
+            None if scores is None else scores.numpy(),
+            int(exact.sum()) if spec.kind != "regression" else 0,
+            absolute_sum,
+        )
 
     def _bind(self) -> None:
         """Make the parameters of the module views of one vector, and their gradients of another.
@@ -236,7 +251,8 @@ def make_module(artifact: Artifact) -> nn.Module:
                 raise EngineError(f"model {path}: must be a torch.nn.Module, got {type(module)}")
             cast_floats(module)
             if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-                x = torch.zeros((MODULE_BATCH, *spec.x_shape), dtype=torch.float32)
+                dtype = getattr(torch, spec.x_dtype)
+                x = torch.zeros((MODULE_BATCH, *spec.x_shape), dtype=dtype)
                 with users_code(PluginError), torch.no_grad():
                     module.eval()(x)
     except (PluginError, OSError) as exc:
@@ -272,18 +288,28 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def example_losses(output: torch.Tensor, y: torch.Tensor, kind: TaskKind) -> torch.Tensor:
-    """Return the loss of each example, shape (B,).
+def target_losses(output: torch.Tensor, y: torch.Tensor, spec: TaskSpec) -> torch.Tensor:
+    """Return the loss of each target, in the shape of y; 0 where a position has no label.
 
     Args:
-        output: Of the module, shape (B, classes), or one number per example.
-        y: Targets, shape (B,).
-        kind: What the module predicts.
+        output: Of the module: (B, classes), at positions (B, *y_shape, classes) or
+            (B, classes, *y_shape), or one number per target.
+        y: Targets, shape (B, *y_shape).
+        spec: The task.
     """
-    if kind == "classification":
-        return functional.cross_entropy(output, y, reduction="none")
-    if kind == "binary":
-        return functional.binary_cross_entropy_with_logits(
-            output.reshape(-1), y.to(output.dtype), reduction="none"
+    if spec.kind == "classification":
+        return functional.cross_entropy(
+            _classes_second(output, spec), y, reduction="none", ignore_index=-1
         )
-    return 0.5 * (output.reshape(-1) - y).square()
+    output = output.reshape(y.shape)
+    if spec.kind == "regression":
+        return 0.5 * (output - y).square()
+    losses = functional.binary_cross_entropy_with_logits(
+        output, y.clamp(min=0).to(output.dtype), reduction="none"
+    )
+    return torch.where(y < 0, 0.0, losses) if spec.y_shape else losses
+
+
+def _classes_second(output: torch.Tensor, spec: TaskSpec) -> torch.Tensor:
+    """Return the logits as (B, classes, *y_shape)."""
+    return output if spec.classes_axis == "first" or not spec.y_shape else output.movedim(-1, 1)

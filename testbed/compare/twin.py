@@ -105,7 +105,7 @@ def read_task(folder: Path) -> Task:
         config=experiment.coordinator(),
         training=training,
         costs=msgspec.structs.replace(costs, decode_s=packing.decode_s, encode_s=packing.encode_s),
-        example_bytes=dataset.x[:1].nbytes + _LABEL_BYTES,
+        example_bytes=dataset.x[:1].nbytes + max(_LABEL_BYTES, dataset.y[:1].nbytes),
     )
 
 

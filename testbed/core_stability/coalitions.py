@@ -25,6 +25,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.cohort.base import CohortJob
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.wire.artifact import initial_vector
+from fairbed.wire.evaluation import positions_of
 from fairbed.wire.shard import make_shard
 
 Members: TypeAlias = tuple[int, ...]
@@ -264,7 +265,8 @@ class GameModels:
 
     def _fedavg(self, start: Vector, rounds: int, seed: int) -> Vector:
         n, training = len(self._rows), self._game.experiment.training
-        n_k = np.array([len(rows) for rows in self._game.train_rows], dtype=np.float64)
+        counts = positions_of(self._game.dataset.y)
+        n_k = np.array([counts[rows].sum() for rows in self._game.train_rows], dtype=np.float64)
         vector, rng = start, np.random.default_rng([seed, 2])
         for round_id in range(1, rounds + 1):
             jobs = [CohortJob(n + k, int(s)) for k, s in enumerate(rng.integers(2**63, size=n))]

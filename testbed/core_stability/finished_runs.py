@@ -11,7 +11,6 @@ import msgspec
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import CONFIG
-from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, load_experiment
@@ -20,6 +19,7 @@ from fairbed.testbed.experiment.shards import (
     FleetData,
     StoredShards,
     load_examples,
+    task_of,
 )
 from fairbed.wire.artifact import Artifact
 
@@ -168,14 +168,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
                     f"{run.folder}: the data must be those of the run, but {name} trained on "
                     f"{n_k} examples and has {now} now; restore the data set"
                 )
-    artifact = load_task(
-        experiment.model.name,
-        dataset.x_shape,
-        dataset.classes,
-        dataset.kind,
-        engine=experiment.model.engine,
-        examples=dataset.x,
-    )
+    artifact = task_of(experiment.model, dataset)
     for run in runs:
         if run.vector.shape != (artifact.spec.layout.n_values,):
             raise UsageError(

@@ -15,12 +15,15 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.policy.config import ModelConfig
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import DataConfig, Iid, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.loading import Draw, generator, load
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.shard import Shard, make_shard, split, strata
 
 _log = logging.getLogger(__name__)
@@ -28,6 +31,25 @@ _log = logging.getLogger(__name__)
 COLUMNS_LOG = f"{__name__}.columns"
 """Logger of the lines about columns of a table. They depend on the file only, so the processes of a
 grid, which prints them when it checks its arms, turn it off."""
+
+
+def task_of(model: ModelConfig, dataset: Dataset) -> Artifact:
+    """Return the task of a model on a data set.
+
+    Raises:
+        TaskError: The model is not available, or does not fit the data.
+    """
+    return load_task(
+        model.name,
+        dataset.x_shape,
+        dataset.classes,
+        dataset.kind,
+        engine=model.engine,
+        examples=dataset.x,
+        x_classes=dataset.x_classes,
+        y_shape=dataset.y.shape[1:],
+        classes_axis=model.classes_axis,
+    )
 
 
 def load_examples(
@@ -163,10 +185,11 @@ class FleetData:
                 ", ".join(untrained),
             )
         if poisoned:
-            if dataset.is_regression:
+            if dataset.is_regression or dataset.y.ndim > 1:
+                got = "the targets of regression" if dataset.is_regression else "several of each"
                 raise DatasetError(
                     "fleet.malicious",
-                    f"{', '.join(POISONS_LABELS)} need classes, got the targets of regression",
+                    f"{', '.join(POISONS_LABELS)} need one class per example, got {got}",
                     "choose another kind of malicious device",
                 )
             y = strata(dataset.y).copy()

@@ -322,6 +322,11 @@ MODEL: Mapping[str, tuple[str, str]] = {
     "auroc_worst10": ("auroc_worst10_ratio", "Mean of it over the worst tenth of devices."),
     "auroc_pooled": ("auroc_pooled_ratio", "Area under the ROC curve of all examples."),
     "test_auroc": ("test_auroc_ratio", "Area under the ROC curve on the server's test set."),
+    "perplexity": ("perplexity", "exp of the loss over all positions."),
+    "exact_match_mean": (
+        "exact_match_mean_ratio",
+        "Share of examples that are right at all positions, mean over devices.",
+    ),
     "rmse_mean": ("rmse_mean", "Root mean squared error, mean over devices."),
     "rmse_worst10": ("rmse_worst10", "Mean of it over the worst tenth of devices."),
     "rmse_pooled": ("rmse_pooled", "Root mean squared error of all examples."),

@@ -91,15 +91,7 @@ def read_training(folder: Path) -> TrainingSettings:
 
 
 def _artifact(experiment: Experiment) -> Artifact:
-    from fairbed.coordinator.task.catalogue import load_task
-    from fairbed.testbed.experiment.shards import load_examples
+    from fairbed.testbed.experiment.shards import load_examples, task_of
 
     dataset = load_examples(experiment, os.environ)
-    return load_task(
-        experiment.model.name,
-        dataset.x_shape,
-        dataset.classes,
-        dataset.kind,
-        engine=experiment.model.engine,
-        examples=dataset.x,
-    )
+    return task_of(experiment.model, dataset)

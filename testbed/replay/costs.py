@@ -26,6 +26,7 @@ from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.experiment.shards import task_of
 from fairbed.testbed.host.calibration import BATCH, CLASSES, MODEL, SHAPE, Probe, measure
 from fairbed.testbed.host.speed import REFERENCE_STEP_S, host_speed, machine_costs_now
 from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
@@ -148,9 +149,7 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
             found = _of_run(Path(where), experiment.exchange)
         return found if found.load_s or shipped is None else with_load(found, shipped)
     if shipped is None:
-        load_task(
-            model, dataset.x_shape, dataset.classes, dataset.kind
-        )  # raises if there is no such model
+        task_of(experiment.model, dataset)  # raises if there is no such model
         raise ExperimentError(
             f'replay.costs_from: must be a run that trained {model} or "measured", got "shipped", '
             f"which has the costs of {', '.join(SHIPPED_COSTS)} only"
@@ -168,14 +167,7 @@ def with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
 
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    artifact = load_task(
-        experiment.model.name,
-        dataset.x_shape,
-        dataset.classes,
-        dataset.kind,
-        engine=experiment.model.engine,
-        examples=dataset.x,
-    )
+    artifact = task_of(experiment.model, dataset)
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed
     return TaskCosts.of(machine_costs_now(probe, os.environ), speed)

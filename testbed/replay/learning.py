@@ -20,13 +20,13 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, Score
 from fairbed.coordinator.rounds.merging import weights_of
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.privacy import SeededNoise, privatised
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
+from fairbed.testbed.experiment.shards import task_of
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.devices import Unpaced
@@ -199,6 +199,8 @@ class Learning:
         attacks: Behaviour of each malicious device, by its row.
         personal: Trains the personal models; None if there are none.
         rule: The devices' half of the local rule; None if there is none.
+        positions: Positions of the training examples of each device that have a target, shape (N,),
+            the weights of its updates; None with one each.
     """
 
     def __init__(
@@ -212,7 +214,9 @@ class Learning:
         attacks: Mapping[int, Attack] | None = None,
         personal: PersonalCohort | None = None,
         rule: RuleCohort | None = None,
+        positions: Ints | None = None,
     ) -> None:
+        self._positions = positions
         self._malicious = {row: MaliciousDevice(one) for row, one in (attacks or {}).items()}
         self._decisions = decisions
         self._config: CoordinatorConfig = decisions.config
@@ -346,7 +350,10 @@ class Learning:
             if self._rule is not None:
                 self._rule.keep(batch.rows[arrived], results, places[is_accepted])
             losses = None if before is None else before[arrived]
-            accumulator.add_all(Stack(batch.rows[arrived], batch.n_k[arrived], models, losses))
+            rows, weights = batch.rows[arrived], batch.n_k[arrived]
+            if self._positions is not None:
+                weights = self._positions[rows]
+            accumulator.add_all(Stack(rows, weights, models, losses))
             yield arrived
         learned.losses[learned.has_failed] = np.nan
 
@@ -564,14 +571,7 @@ def make_learning(
     experiment, data = setup.experiment, setup.data
     assert data is not None, "a replay that trains has data"
     threads, dataset = threads or free_cores(), data.dataset
-    artifact = setup.artifact or load_task(
-        experiment.model.name,
-        dataset.x_shape,
-        dataset.classes,
-        dataset.kind,
-        engine=experiment.model.engine,
-        examples=dataset.x,
-    )
+    artifact = setup.artifact or task_of(experiment.model, dataset)
     experiment.check_layout(artifact.spec.layout)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads, cluster)
@@ -596,4 +596,5 @@ def make_learning(
         attacks=setup.attacks,
         personal=personal,
         rule=rule,
+        positions=Shards(data, artifact.spec.x_shape).positions,
     )

@@ -127,4 +127,4 @@ class PersonalCohort:
             loss, quality = evaluate(self._engine(), self.models[row], x, y, Unpaced())
         except TrainingDiverged:
             return None
-        return Score(len(y), quality, max(0.0, loss) * len(y))
+        return Score(len(y), quality, max(0.0, loss) * (quality.positions or len(y)))

@@ -16,7 +16,6 @@ from fairbed.coordinator.policy.config import LOCAL_RULES
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
-from fairbed.coordinator.task.catalogue import load_task
 from fairbed.profiles import Profile
 from fairbed.testbed.emulation.conditions import Congestion
 from fairbed.testbed.emulation.malicious import Attack
@@ -32,7 +31,7 @@ from fairbed.testbed.experiment.fleet import (
     plan_fleet,
     unlikely_numbers,
 )
-from fairbed.testbed.experiment.shards import FleetData, load_examples
+from fairbed.testbed.experiment.shards import FleetData, load_examples, task_of
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
@@ -336,7 +335,7 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     devices = [device.at_task(experiment, costs) for device in devices]
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
-    artifact = _task_of(experiment, dataset)
+    artifact = task_of(experiment.model, dataset)
     world, decisions = _world(experiment, dataset, artifact, columns_of(devices), examples)
     rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
     powers = [phase_power(device.profile) for device in devices]
@@ -415,7 +414,7 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, fleet.names, {})
     conditions = fleet.means, fleet.varying
-    artifact = _task_of(experiment, dataset)
+    artifact = task_of(experiment.model, dataset)
     world, decisions = _world(experiment, dataset, artifact, conditions, examples)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
@@ -451,7 +450,7 @@ def _world(
             config,
             costs,
             examples,
-            examples * (dataset.x[:1].nbytes + _LABEL_BYTES),
+            examples * (dataset.x[:1].nbytes + max(_LABEL_BYTES, dataset.y[:1].nbytes)),
             needs_loss=decisions.aggregator.needs_loss,
             sample=_sample(decisions),
         ),
@@ -478,17 +477,6 @@ def _recorded_times(experiment: Experiment) -> RecordedTimes | None:
         first += group.size
     seed = experiment.seed_for("traces")
     return RecordedTimes(groups, first, seed) if groups else None
-
-
-def _task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
-    return load_task(
-        experiment.model.name,
-        dataset.x_shape,
-        dataset.classes,
-        dataset.kind,
-        engine=experiment.model.engine,
-        examples=dataset.x,
-    )
 
 
 def _sample(decisions: Decisions) -> Sample | None:

@@ -12,6 +12,7 @@ from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Predictions, Score
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.choose import open_own_engine
+from fairbed.device_agent.trainer import check_targets, check_tokens
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.artifact import Artifact, TaskSpec
@@ -97,7 +98,7 @@ class FleetEvaluator:
         """
         found = self._evaluations(vector, range(len(self._data.test_rows)))
         rows = np.concatenate([self._data.test_rows[k] for k in found])
-        return self._score(rows, _pooled(list(found.values())))
+        return self._score(rows, Evaluation.pooled(list(found.values())))
 
     def _evaluations(self, vector: Vector, shards: Collection[int]) -> dict[int, Evaluation]:
         """Return the evaluation of each of these shards."""
@@ -111,7 +112,7 @@ class FleetEvaluator:
         results = [result for job in jobs for result in job.result()]
         for batch, found in sorted(results, key=_device_and_row):
             batches[batch.device].append(found)
-        return {k: _pooled(found) for k, found in batches.items()}
+        return {k: Evaluation.pooled(found) for k, found in batches.items()}
 
     def _score(self, rows: Ints, found: Evaluation) -> Score:
         """Return the score of the examples in `rows`, shape (n,)."""
@@ -119,7 +120,7 @@ class FleetEvaluator:
             return Score(0, Quality(), 0.0)
         y = self._data.dataset.y[rows]
         predictions = None if found.scores is None else Predictions(y, found.scores)
-        quality = Quality.of(y, found.correct, found.scores)
+        quality = Quality.of(y, found)
         return Score(len(rows), quality, found.loss_sum, predictions=predictions)
 
     def close(self) -> None:
@@ -141,14 +142,29 @@ class FleetEvaluator:
 
 
 def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
-    """Check that a model fits a data set.
+    """Check that a model fits a data set, and its targets and tokens the model.
 
     Raises:
-        DatasetError: Size, type or number of classes differ.
+        DatasetError: Size, type, vocabulary, number of classes or shape of the targets differ, or
+            an example has no label at any position.
     """
     x_dtype = "int64" if dataset.x.dtype.kind == "i" else "float32"
-    has = _fit(math.prod(dataset.x_shape), x_dtype, dataset.classes, dataset.is_regression)
-    takes = _fit(math.prod(spec.x_shape), spec.x_dtype, spec.classes, spec.kind == "regression")
+    has = _fit(
+        math.prod(dataset.x_shape),
+        x_dtype,
+        dataset.x_classes,
+        dataset.y.shape[1:],
+        dataset.classes,
+        dataset.is_regression,
+    )
+    takes = _fit(
+        math.prod(spec.x_shape),
+        spec.x_dtype,
+        spec.x_classes,
+        spec.y_shape,
+        spec.classes,
+        spec.kind == "regression",
+    )
     if has != takes:
         raise DatasetError(
             f"model {spec.name}",
@@ -156,26 +172,33 @@ def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
             "choose another model or data set",
         )
 
+    name = f"data set {dataset.name}"
+    try:
+        check_targets(spec, dataset.y, name)
+        check_tokens(spec, dataset.x, name)
+    except ValueError as exc:
+        problem, _, what_to_do = str(exc).removeprefix(f"{name}: ").rpartition("; ")
+        raise DatasetError(name, problem or what_to_do, what_to_do) from exc
 
-def _fit(values: int, x_dtype: str, classes: int, is_regression: bool) -> str:
+
+def _fit(
+    values: int,
+    x_dtype: str,
+    x_classes: int,
+    y_shape: tuple[int, ...],
+    classes: int,
+    is_regression: bool,
+) -> str:
+    kinds = f" of {x_classes} tokens" if x_classes else ""
     targets = "targets of regression" if is_regression else f"{classes} classes"
-    return f"{values} {x_dtype} values and {targets}"
+    at = f" at positions of shape {y_shape}" if y_shape else ""
+    return f"{values} {x_dtype} values{kinds} and {targets}{at}"
 
 
 def _batches(rows_by_device: Sequence[Ints]) -> Iterator[_Batch]:
     for device, rows in enumerate(rows_by_device):
         for start in range(0, len(rows), BATCH):
             yield _Batch(device, rows[start : start + BATCH])
-
-
-def _pooled(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the evaluation of all examples; without scores if a part has none."""
-    scores = [part.scores for part in parts if part.scores is not None]
-    return Evaluation(
-        loss_sum=sum((part.loss_sum for part in parts), 0.0),
-        correct=sum(part.correct for part in parts),
-        scores=np.concatenate(scores) if scores and len(scores) == len(parts) else None,
-    )
 
 
 def _device_and_row(result: tuple[_Batch, Evaluation]) -> tuple[int, int]:

@@ -33,7 +33,6 @@ from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, Trai
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE
-from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
@@ -55,6 +54,7 @@ from fairbed.testbed.experiment.shards import (
     StoredShards,
     load_examples,
     no_earlier_names,
+    task_of,
 )
 from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.host.calibration import Probe
@@ -876,14 +876,7 @@ def _load(
         sends_held_out=experiment.personalisation.is_on,
     )
     dataset = data.dataset
-    artifact = load_task(
-        experiment.model.name,
-        dataset.x_shape,
-        dataset.classes,
-        dataset.kind,
-        engine=experiment.model.engine,
-        examples=dataset.x,
-    )
+    artifact = task_of(experiment.model, dataset)
     experiment.check_layout(artifact.spec.layout)
     columns = "" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT)
     labels = tuple(map(str, dataset.labels))

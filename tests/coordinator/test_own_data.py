@@ -109,7 +109,7 @@ async def test_devices_with_own_data_have_an_accuracy_on_examples_that_they_do_n
         held_out = own.held_out()
         assert held_out is not None
         x, y = held_out
-        loss_sum, correct, _ = engine.evaluate(final[1], x, y)
+        loss_sum, correct, *_ = engine.evaluate(final[1], x, y)
         assert rows[2, name].n == len(y) == 10
         assert rows[2, name].accuracy == correct / len(y)
         assert rows[2, name].loss == pytest.approx(loss_sum / len(y), rel=1e-6)

@@ -194,7 +194,7 @@ async def test_a_device_tests_the_model_on_what_it_does_not_train_on(setup: Agen
     assert setup.data is not None
     held_out = OwnData(setup.data, CLASSES, HELD_OUT, NAME).held_out()
     assert held_out is not None
-    loss_sum, correct, _ = SoftmaxEngine(softmax_artifact().spec).evaluate(W, *held_out)
+    loss_sum, correct, *_ = SoftmaxEngine(softmax_artifact().spec).evaluate(W, *held_out)
     assert (hello.n_k, offer.n_k, reply.n) == (40, 30, 10)
     assert reply.correct == correct
     assert reply.loss == pytest.approx(loss_sum / 10)

@@ -233,6 +233,15 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "offer-personal": Offer(
         round=3, manifest=UPDATE, phases=PERSONAL, n_k=600, steps=30, was_cold=False
     ),
+    "offer-positions": Offer(
+        round=3,
+        manifest=UPDATE,
+        phases=PHASES,
+        n_k=600,
+        steps=30,
+        was_cold=False,
+        positions=4_800,
+    ),
     "offer-had-model": Offer(
         round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False, had_model=True
     ),
@@ -293,6 +302,19 @@ MESSAGES: Mapping[str, AnyMessage] = {
         mae=0.75,
         r2=-0.125,
     ),
+    "evaluate-reply-positions": EvaluateReply(
+        round=3,
+        loss=1.5,
+        n=40,
+        was_cold=False,
+        download_s=0.75,
+        decode_s=0.0,
+        load_s=0.0,
+        evaluate_s=0.5,
+        correct=155,
+        positions=310,
+        exact=2,
+    ),
     "evaluate-request-test": EvaluateRequest(
         round=3, model=MODEL, seed=0, limit_s=30.0, split="test"
     ),
@@ -312,6 +334,9 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "personal-score": PersonalScore(round=3, n=60, correct=45, loss=0.75),
     "personal-score-two-classes": PersonalScore(round=3, n=60, correct=45, loss=0.75, auroc=0.5),
     "personal-score-regression": PersonalScore(round=3, n=60, loss=0.75, mae=1.25, r2=0.25),
+    "personal-score-positions": PersonalScore(
+        round=3, n=60, correct=90, loss=0.75, positions=120, exact=30
+    ),
     "personal-score-none": PersonalScore(round=3, attempt=1, n=0),
     "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),
     "log-lines": LogLines(

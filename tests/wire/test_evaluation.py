@@ -1,11 +1,38 @@
 """AUROC, mean absolute error and R2, against scikit-learn and by their properties."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from fairbed.wire.evaluation import Quality, auroc, mean_absolute_error, quality_in, r_squared
+from fairbed.wire.evaluation import (
+    ONE_CLASS,
+    Evaluation,
+    Predicted,
+    Quality,
+    auroc,
+    fault_in_measures,
+    mean_absolute_error,
+    mean_weights,
+    positions_of,
+    quality_in,
+    r_squared,
+)
+from fairbed.wire.messages import EvaluateReply
+
+REPLY = EvaluateReply(
+    round=1,
+    loss=0.5,
+    n=4,
+    was_cold=False,
+    download_s=0.0,
+    decode_s=0.0,
+    load_s=0.0,
+    evaluate_s=0.0,
+)
 
 Examples = list[tuple[int, float]]
 
@@ -73,25 +100,82 @@ def test_what_is_not_defined_is_none() -> None:
 
 def test_each_task_has_its_measures() -> None:
     scores = np.array([0.0, 2.0], np.float32)
-    assert Quality.of(np.array([2, 0]), 1, None) == Quality(correct=1)
-    assert Quality.of(np.array([0, 1]), 2, scores) == Quality(correct=2, auroc=1.0)
-    found = Quality.of(np.array([1.0, 3.0], np.float32), 0, scores)
-    assert found == Quality(mae=1.0, r2=0.0)
+    assert Quality.of(np.array([2, 0]), Evaluation(0.5, 1)) == Quality(correct=1)
+    two = Evaluation(0.5, 2, scores)
+    assert Quality.of(np.array([0, 1]), two) == Quality(correct=2, auroc=1.0)
+    numbers = np.array([1.0, 3.0], np.float32)
+    assert Quality.of(numbers, Evaluation(1.0, 0, scores)) == Quality(mae=1.0, r2=0.0)
+
+
+def test_positions_without_a_label_count_nowhere() -> None:
+    y = np.array([[2, -1, 0], [1, 1, 1]])
+    assert positions_of(y).tolist() == [2, 3]
+    assert positions_of(y[:, 0]).tolist() == [1, 1]
+    assert positions_of(y.astype(np.float32)).tolist() == [3, 3]
+    assert mean_weights(y).tolist() == [np.float32(0.2)] * 2
+    found = Quality.of(y, Evaluation(1.5, 4, exact=1))
+    assert found == Quality(correct=4, positions=5, exact=1)
+    pixels = np.array([[[1.0, 3.0]], [[2.0, 2.0]]], np.float32)
+    found = Quality.of(pixels, Evaluation(0.5, 0, absolute_sum=2.0))
+    assert found == Quality(mae=0.5, r2=0.5, positions=4)
+
+
+def test_the_auroc_of_labels_is_the_mean_of_those_that_occur_and_are_lacking() -> None:
+    y = np.array([[0, 1, 1], [1, 1, -1], [1, 1, 0]])
+    scores = np.array([[0.0, 1.0, 2.0], [3.0, 1.0, 9.0], [-1.0, 1.0, 1.0]], np.float32)
+    assert auroc(y, scores) == pytest.approx((0.5 + 1.0) / 2.0)
+    assert auroc(y[:, 1:2], scores[:, 1:2]) is None
+
+
+def test_pooled_evaluations_add_up() -> None:
+    half = Evaluation(1.0, 2, np.zeros(2, np.float32), 1, 0.5)
+    pooled = Evaluation.pooled([half, half])
+    assert pooled[:2] + pooled[3:] == (2.0, 4, 2, 1.0)
+    assert pooled.scores is not None
+    assert len(pooled.scores) == 4
+    assert Evaluation.pooled([half, Evaluation(1.0, 2)]).scores is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "numbers", "quality"),
+    ("task", "numbers", "quality"),
     [
-        ("classification", (3, None, None, None), Quality(correct=3)),
-        ("binary", (3, 0.5, None, None), Quality(correct=3, auroc=0.5)),
-        ("binary", (None, 0.5, None, None), None),
-        ("regression", (3, None, 0.2, -1.0), Quality(mae=0.2, r2=-1.0)),
-        ("regression", (3, None, None, 0.9), None),
+        (ONE_CLASS, {"correct": 3}, Quality(correct=3)),
+        (Predicted("binary"), {"correct": 3, "auroc": 0.5}, Quality(correct=3, auroc=0.5)),
+        (Predicted("regression"), {"correct": 3, "mae": 0.2, "r2": -1.0}, Quality(mae=0.2, r2=-1)),
+        (
+            Predicted("classification", (2, 2)),
+            {"correct": 9, "positions": 9, "exact": 4},
+            Quality(correct=9, positions=9, exact=4),
+        ),
+        (Predicted("regression", (3,)), {"mae": 1, "positions": 12}, Quality(mae=1, positions=12)),
     ],
 )
 def test_the_numbers_of_a_task_are_those_of_its_kind(
-    kind: str,
-    numbers: tuple[int | None, float | None, float | None, float | None],
-    quality: Quality | None,
+    task: Predicted, numbers: dict[str, Any], quality: Quality
 ) -> None:
-    assert quality_in(kind, *numbers) == quality
+    reply = structs.replace(REPLY, n=4, **numbers)
+    assert fault_in_measures(task, reply) is None
+    assert quality_in(task, reply) == quality
+
+
+@pytest.mark.parametrize(
+    ("task", "numbers", "problem"),
+    [
+        (Predicted("binary"), {"auroc": 0.5}, "the number of correct test examples"),
+        (Predicted("regression"), {"correct": 3, "r2": 0.9}, "the mean absolute error"),
+        (ONE_CLASS, {"correct": 3, "positions": 4}, "have no positions"),
+        (Predicted(y_shape=(3,)), {"correct": 3, "exact": 1}, "4 to 12 positions, got None"),
+        (
+            Predicted(y_shape=(3,)),
+            {"correct": 3, "exact": 1, "positions": 13},
+            "4 to 12 positions, got 13",
+        ),
+        (Predicted(y_shape=(3,)), {"correct": 3, "positions": 5}, "at all positions"),
+    ],
+)
+def test_a_report_that_lacks_a_number_of_its_task_has_a_fault(
+    task: Predicted, numbers: dict[str, Any], problem: str
+) -> None:
+    found = fault_in_measures(task, structs.replace(REPLY, n=4, **numbers))
+    assert found is not None
+    assert problem in found

@@ -72,6 +72,19 @@ def test_draws_normal_targets_for_regression() -> None:
     assert y.dtype == np.float32
 
 
+def test_draws_targets_at_positions_of_which_some_have_no_label() -> None:
+    changed = spec(positions=(2, 5))
+    _, _, y = selfcheck_inputs(changed, 3, 50)
+    assert changed.y_shape == y.shape[1:] == (2, 5)
+    assert set(np.unique(y)) == {-1, 0, 1, 2, 3}
+    assert (y[:, 0, 0] >= 0).all()
+    assert 0.15 < (y < 0).mean() < 0.35
+    _, _, labels = selfcheck_inputs(spec(task="multi-label", positions=(4,)), 3, 50)
+    assert set(np.unique(labels)) == {-1, 0, 1}
+    _, _, pixels = selfcheck_inputs(spec(classes=1, task="regression", positions=(3,)), 3, 50)
+    assert (pixels.shape, pixels.dtype) == ((50, 3), np.float32)
+
+
 def test_accepts_an_engine_within_the_tolerances() -> None:
     run_selfcheck(spec(), engine(2.0 * (1 + 5e-5), 3.0, 4.0 * (1 - 5e-4)))
 

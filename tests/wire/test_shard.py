@@ -162,3 +162,26 @@ def test_strata_of_targets_keep_their_order_and_have_no_gap(targets: list[float]
     assert (np.diff(found[order]) >= 0).all()
     assert all(len(np.unique(found[y == value])) == 1 for value in targets)
     assert np.unique(found).tolist() == list(range(found.max() + 1))
+
+
+def test_targets_of_any_shape_come_back_with_positions_without_a_label() -> None:
+    labels = np.array([[2, -1, 0], [0, 1, -1], [-1, -1, 1]])
+    x, y = _back(TOKENS, labels)
+    assert x.dtype == y.dtype == np.int64
+    np.testing.assert_array_equal(y, labels)
+    pictures = FEATURES.reshape(3, 1, 2, 2)
+    _, y = _back(pictures, pictures)
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(y, pictures)
+    assert make_shard(pictures, pictures).count_positions() == 12
+    assert make_shard(TOKENS, labels).count_positions() == 5
+    assert make_shard(TOKENS, LABELS).count_positions() == 0
+    assert _back(TOKENS)[1].shape == (3,)
+
+
+def test_refuses_an_example_whose_mask_covers_everything_and_other_negative_labels() -> None:
+    covered = make_shard(TOKENS, np.array([[0, 1], [-1, -1], [-1, 0]]))
+    with pytest.raises(DecodeError, match=r"label at one position, got -1 at all of example 1$"):
+        covered.arrays()
+    with pytest.raises(DecodeError, match=r"^shard: every label must be >= -1, got -2$"):
+        make_shard(TOKENS, np.array([[0, 1], [-2, -1], [-1, 0]])).arrays()

@@ -24,7 +24,7 @@ class Report:
     row: int
     """Device row."""
     n_k: int
-    """Training examples of the device, positive."""
+    """Training examples of the device, or their positions with a target, positive."""
     model: Vector
     """Model after local training, shape (n_values,), `[params | buffers]`, all finite."""
     loss_before: float | None

@@ -277,7 +277,9 @@ def facts_text(view: RunView, shares: Sequence[Share]) -> str:
         m = view.metrics[-1]
         mean, worst10, best10, gap = map(ratio, spread_of(m))
         gini = "" if view.task == "regression" else f", Gini {ratio(m.accuracy_gini)}"
-        noise = noise_of((d.test_n, d.accuracy) for d in view.devices if d.test_n)
+        noise = noise_of(
+            (d.test_n, None if d.has_positions else d.accuracy) for d in view.devices if d.test_n
+        )
         mark = noise_mark(noise.worst10_share) if noise else ""
         lines.append(
             f"{measure(view.task)} {mean}, worst 10 % {worst10}{mark}, best 10 % {best10}, gap "

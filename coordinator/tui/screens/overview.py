@@ -93,8 +93,11 @@ def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
 
 
 def quality_title(view: RunView) -> str:
-    """Return the title of these curves: Accuracy, or Error (RMSE) of regression."""
-    return "Error (RMSE)" if view.task == "regression" else "Accuracy"
+    """Return the title of these curves: Accuracy (of positions), or Error (RMSE)."""
+    if view.task == "regression":
+        return "Error (RMSE)"
+    has_positions = any(m.exact_match_mean is not None for m in view.metrics[-1:])
+    return "Accuracy of positions" if has_positions else "Accuracy"
 
 
 def queue_curves(view: RunView) -> tuple[Curve, ...]:

@@ -63,6 +63,8 @@ class Dataset:
     """
     classes: int
     """Number of classes; 1 for regression."""
+    x_classes: int = 0
+    """Size of the vocabulary of tokens, which are int64 x; 0 for other x."""
     is_binary: bool = False
     """The model has one logit for the two classes: `[model] task = "binary"`."""
     device_ids: Ints | None = None
@@ -137,10 +139,14 @@ class Dataset:
         return self if x is self.x else replace(self, x=x, encoding=encoding)
 
     def class_counts(self) -> list[tuple[str, int]]:
-        """Return the label and the number of examples of each class; empty for regression."""
+        """Return the label and the number of examples or positions of each class.
+
+        Empty for regression.
+        """
         if self.is_regression:
             return []
-        counts = np.bincount(self.y.astype(np.int64), minlength=self.classes)
+        known = self.y[self.y >= 0]  # of positions without a label none counts
+        counts = np.bincount(known.astype(np.int64), minlength=self.classes)
         return [(class_text(self.labels, c), int(count)) for c, count in enumerate(counts)]
 
 

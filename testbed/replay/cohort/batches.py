@@ -1,12 +1,13 @@
 """Mini-batches of several devices, stacked into one array."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.device_agent.trainer import EpochOrders
+from fairbed.wire.evaluation import Targets, positions_of
 from fairbed.wire.messages import Hyperparameters
 
 
@@ -18,11 +19,27 @@ class StackedBatch:
     """Row of each example in the data set, shape (A, B); beyond `count`, padding with a row of the
     same device."""
     count: Ints
-    """Examples of each mini-batch, 1 .. B, shape (A,)."""
+    """Examples of each mini-batch, 1 .. B, or their positions, shape (A,)."""
     weights: Vector
     """Weight of each example in its mean: 1 / count, and 0 for padding; shape (A, B)."""
     begins: Ints
     """Devices that begin an epoch with it, ascending, shape (<= A,)."""
+
+
+def by_positions(batch: StackedBatch, y: Targets) -> StackedBatch:
+    """Return the mini-batch with weights and counts of positions: 1 / sum_j c_j, and sum_j c_j.
+
+    Args:
+        batch: A mini-batch of each of A devices.
+        y: Its targets, shape (A, B, *y_shape); with one each it is the same mini-batch.
+    """
+    if y.ndim == batch.index.ndim:
+        return batch
+    is_padding = batch.weights == 0
+    c = positions_of(y.reshape(-1, *y.shape[2:])).reshape(batch.index.shape)
+    count: Ints = np.where(is_padding, 0, c).sum(axis=1)
+    weights = np.where(is_padding, 0.0, 1.0 / count[:, np.newaxis]).astype(np.float32)
+    return replace(batch, count=count, weights=weights)
 
 
 def steps_of(n_k: int, hyperparameters: Hyperparameters) -> int:

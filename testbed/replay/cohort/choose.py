@@ -85,7 +85,7 @@ def _may_be_vectorised(artifact: Artifact) -> bool:
     spec, module = artifact.spec, artifact.module
     has_buffers = spec.layout.n_values > spec.layout.n_params
     is_random = module is not None and module.is_random
-    return spec.x_dtype == "float32" and not has_buffers and not is_random
+    return not has_buffers and not is_random
 
 
 def _has_gpu() -> bool:
@@ -104,7 +104,7 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
     spec = artifact.spec
     if not _may_be_vectorised(artifact):
         raise ExperimentError(
-            "replay.engine: torch must have a model of floats without buffers and dropout, got "
+            "replay.engine: torch must have a model without buffers and dropout, got "
             f"{spec.name}; choose auto or device"
         )
     try:

@@ -13,15 +13,15 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.device_agent.engines.torch import example_losses
+from fairbed.device_agent.engines.torch import target_losses
 from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.trainer import GradientAt
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule
-from fairbed.testbed.replay.cohort.batches import Batches, longest_first
+from fairbed.testbed.replay.cohort.batches import Batches, by_positions, longest_first
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import TaskSpec
-from fairbed.wire.evaluation import Targets
+from fairbed.wire.evaluation import Targets, mean_weights, positions_of
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.plugins import users_code
@@ -43,7 +43,9 @@ Parts: TypeAlias = dict[str, torch.Tensor]
 class TorchTrainer:
     """Trains a cohort by `vmap` of the gradient, in chunks.
 
-        g_k = d/dw sum_i w_ki l(f(w_k, x_ki), y_ki),   w_ki = 1 / |batch|, 0 for padding
+        g_k = d/dw sum_i w_ki l(f(w_k, x_ki), y_ki),   w_ki = 1 / sum_j c_kj, 0 for padding
+
+    with the positions c_kj of example j, 1 if it has one target.
 
     One thread, no reduced precision, deterministic kernels: the same seeds give the same bits.
 
@@ -125,6 +127,7 @@ class TorchTrainer:
             active = progress.active(step)
             batch = batches.next(active)
             x, y = self._shards.take(batch.index)
+            batch = by_positions(batch, y)
             gradient, loss = self._gradient(params[:active], x, y, batch.weights)
             losses = loss.double().cpu().numpy()
             progress.record(step, batch, losses)
@@ -139,17 +142,17 @@ class TorchTrainer:
         return progress.results(chunk, models, kept, returned)
 
     def _gradient_at(
-        self, x: Vector, y: Targets, w: Vector, params: Vector
+        self, x: Vector | Ints, y: Targets, w: Vector, params: Vector
     ) -> tuple[Floats, Vector]:
         """Return losses and gradients of mini-batches at other parameters; see `Step`."""
         gradient, loss = self._gradient(self._tensor(params), x, y, w)
         return loss.double().cpu().numpy(), gradient.cpu().numpy()
 
     def _gradient(
-        self, params: torch.Tensor, x: Vector, y: Targets, w: Vector
+        self, params: torch.Tensor, x: Vector | Ints, y: Targets, w: Vector
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients, shape (A, n_params), and the losses, shape (A,)."""
-        shaped = x.reshape(*y.shape, *self.spec.x_shape)
+        shaped = x.reshape(*w.shape, *self.spec.x_shape)
         parts: Parts
         with users_code(self._failed):
             parts, loss = self._gradients(
@@ -162,19 +165,21 @@ class TorchTrainer:
         self, parts: Parts, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor
     ) -> torch.Tensor:
         output = functional_call(self._model, parts, (x,))
-        return (example_losses(output, y, self.spec.kind) * w).sum()
+        losses = target_losses(output, y, self.spec)
+        return (losses.flatten(1).sum(1) * w if losses.dim() > 1 else losses * w).sum()
 
     def _mean_loss(self, vector: Vector, device: int) -> float:
-        rows, total = self._shards.rows(device), 0.0
+        rows, total, seen = self._shards.rows(device), 0.0, 0
         parts = {k: v[0] for k, v in self._parts(self._tensor(vector)[None]).items()}
         with torch.no_grad():
             for start in range(0, len(rows), LOSS_ROWS):
                 x, y = self._shards.take(rows[start : start + LOSS_ROWS])
                 shaped, one = self._tensor(x.reshape(-1, *self.spec.x_shape)), self._tensor(y)
                 with users_code(self._failed):
-                    loss = self._loss(parts, shaped, one, torch.ones_like(one))
+                    loss = self._loss(parts, shaped, one, torch.ones(len(y)).to(one.device))
                 total += float(loss)
-        return max(0.0, total / len(rows)) if np.isfinite(total) else np.inf
+                seen += int(positions_of(y).sum())
+        return max(0.0, total / seen) if np.isfinite(total) else np.inf
 
     def _failed(self, problem: str) -> EngineError:
         return EngineError(
@@ -189,14 +194,14 @@ class TorchTrainer:
             for t in self.spec.layout.tensors
         }
 
-    def _tensor(self, array: Vector | Targets) -> torch.Tensor:
+    def _tensor(self, array: Vector | Targets | Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
     def _one(self, vector: Vector, x: Examples, y: Targets) -> tuple[float, Vector]:
         """Return the mean loss of one mini-batch and its gradient, for the self-check."""
-        w = np.full((1, len(y)), 1.0 / len(y), dtype=np.float32)
+        w = mean_weights(y)[np.newaxis]
         params = self._tensor(vector[np.newaxis])
-        gradient, loss = self._gradient(params, x[np.newaxis].astype(np.float32), y[np.newaxis], w)
+        gradient, loss = self._gradient(params, x[np.newaxis], y[np.newaxis], w)
         return float(loss[0]), gradient[0].cpu().numpy()
 
 

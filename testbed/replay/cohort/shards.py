@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.testbed.experiment.datasets.dataset import Dataset
-from fairbed.wire.evaluation import Targets
+from fairbed.wire.evaluation import Targets, positions_of
 from fairbed.wire.shard import make_shard
 
 PIXEL_MAX = np.float32(255.0)
@@ -19,8 +19,8 @@ class Examples:
     """Examples as rows of numbers, and the rows of each device.
 
     Args:
-        x: Examples of all devices, float32 or uint8, shape (n, features).
-        y: Targets, shape (n,).
+        x: Examples of all devices, float32, uint8 or int64, shape (n, features).
+        y: Targets, shape (n, *y_shape).
         train_rows: Rows of each device, shape (n_k,).
     """
 
@@ -31,9 +31,14 @@ class Examples:
         """Return the rows of a device's examples in the data set, shape (n_k,)."""
         return self.train_rows[device]
 
-    def take(self, rows: Ints) -> tuple[Vector, Targets]:
-        """Return x, float32, shape (*rows.shape, features), and y, shape (*rows.shape)."""
+    def take(self, rows: Ints) -> tuple[Vector | Ints, Targets]:
+        """Return x, shape (*rows.shape, features), and y, shape (*rows.shape, *y_shape).
+
+        x is float32, or int64 for tokens.
+        """
         found = np.take(self.x, rows, axis=0)
+        if found.dtype.kind == "i":
+            return found.astype(np.int64, copy=False), self.y[rows]
         x: Vector = found.astype(np.float32, copy=False)
         if found.dtype == np.uint8:
             x /= PIXEL_MAX
@@ -70,8 +75,19 @@ class Shards(Examples):
         self.n_k: Ints = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
         """Training examples of each device, shape (N,)."""
 
+    @property
+    def positions(self) -> Ints | None:
+        """Positions of the training examples of each device that have a target, shape (N,).
+
+        None with one each.
+        """
+        if self.y.ndim == 1:
+            return None
+        counts = positions_of(self.y)
+        return np.array([counts[rows].sum() for rows in self.train_rows], dtype=np.int64)
+
     def whole(self, device: int) -> tuple[Vector | Ints, Targets]:
-        """Return x, shape (n_k, *x_shape), and y, shape (n_k,), with the values on the device."""
+        """Return x, shape (n_k, *x_shape), and y, shape (n_k, *y_shape), as on the device."""
         rows, dataset = self.train_rows[device], self._data.dataset
         x, y = make_shard(dataset.x[rows], dataset.y[rows]).arrays()
         return x.reshape((len(y), *self._x_shape)), y

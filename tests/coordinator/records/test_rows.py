@@ -21,11 +21,12 @@ from fairbed.coordinator.records.rows import (
     release_row,
     unaccounted_s,
 )
+from fairbed.coordinator.report.quality import counted_tests, noise_of
 from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Round, Tick
 from fairbed.coordinator.store.tables import ExchangeRow, ReleaseRow
-from fairbed.wire.evaluation import Quality
+from fairbed.wire.evaluation import Evaluation, Quality
 from fairbed.wire.messages import MAX_WATTS, Offer, PhaseEnergy
 from tests.coordinator.builders import TRAIN, context, hello, offer
 
@@ -320,9 +321,10 @@ def a_score(y: list[float], scores: list[float], *, is_own: bool = False) -> Sco
     found = np.array(scores, np.float32)
     is_regression = target.dtype == np.float32
     losses = 0.5 * (found - target) ** 2 if is_regression else np.log1p(np.exp(-found))
-    quality = Quality.of(target, int(((found > 0) == target).sum()), found)
+    losses_sum, correct = float(losses.sum()), int(((found > 0) == target).sum())
+    quality = Quality.of(target, Evaluation(losses_sum, correct, found))
     predictions = None if is_own else Predictions(target, found)
-    return Score(len(y), quality, float(losses.sum()), predictions=predictions)
+    return Score(len(y), quality, losses_sum, predictions=predictions)
 
 
 def test_regression_has_errors_and_no_accuracy() -> None:
@@ -410,3 +412,35 @@ def test_an_update_counts_from_its_grant_on_whatever_becomes_of_it(
     x.offer = offer(3) if has_offer else None
     expected = ReleaseRow(round=3, attempt=1, device="pi-0", is_released=is_released)
     assert release_row(x, "pi-0") == expected
+
+
+def test_classes_at_positions_have_numbers_of_positions_and_of_whole_examples() -> None:
+    def score(n: int, positions: int, correct: int, exact: int, loss_sum: float) -> Score:
+        return Score(n, Quality(correct=correct, positions=positions, exact=exact), loss_sum)
+
+    scores = {"a": score(2, 8, 6, 1, 4.0), "b": score(4, 10, 5, 0, 20.0)}
+    devices, metric = metric_rows(4, scores, 9.0, 0.1)
+    found = {row.device: (row.n, row.positions, row.accuracy, row.exact_match) for row in devices}
+    assert found == {"a": (2, 8, 0.75, 0.5), "b": (4, 10, 0.5, 0.0)}
+    assert [row.loss for row in devices] == [0.5, 2.0]
+    assert metric is not None
+    assert metric.accuracy_mean == 0.625
+    assert metric.accuracy_pooled == pytest.approx(11 / 18)
+    assert metric.loss_mean == 1.25
+    assert metric.perplexity == pytest.approx(np.exp(24.0 / 18.0))
+    assert (metric.exact_match_mean, metric.exact_match_pooled) == (0.25, pytest.approx(1 / 6))
+    diverged = {"a": score(2, 8, 6, 1, float("inf"))}
+    assert metric_rows(4, diverged, 9.0, 0.1)[1].perplexity is None  # type: ignore[union-attr]
+    test_set = metric_rows(4, {}, 9.0, 0.1, test_set=scores["b"])[1]
+    assert test_set is not None
+    assert (test_set.test_accuracy, test_set.test_loss) == (0.5, 2.0)
+    assert test_set.perplexity == pytest.approx(np.exp(2.0))
+    assert noise_of(counted_tests(devices)) is None
+
+
+def test_the_error_of_numbers_at_positions_is_over_positions() -> None:
+    quality = Quality(mae=0.5, r2=0.9, positions=12)
+    devices, metric = metric_rows(4, {"a": Score(3, quality, 6.0)}, 9.0, 0.1)
+    assert (devices[0].rmse, devices[0].mae, devices[0].positions) == (1.0, 0.5, 12)
+    assert metric is not None
+    assert (metric.rmse_pooled, metric.exact_match_mean, metric.perplexity) == (1.0, None, None)

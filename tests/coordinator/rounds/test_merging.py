@@ -8,21 +8,27 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+from msgspec import structs
 
 from benchmarks._merge_round import Device, SimulatedFleet, simulated_fleet
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.fleet.uploads import Uploads, fault_in_offer
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
+from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.state.exchange import ExchangeState
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
+from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
+from fairbed.wire.messages import Offer, Train
 from fairbed.wire.tensors import Layout, Tensor, vector_to_bytes
 from tests.coordinator.algorithms.aggregation.rounds import Kept
 from tests.coordinator.algorithms.aggregation.test_streaming import Median
+from tests.wire.messages import MESSAGES
 
 pytestmark = pytest.mark.anyio
 
@@ -167,3 +173,51 @@ async def test_memory_does_not_grow_with_the_number_of_devices(tmp_path: Path) -
         tracemalloc.stop()
     assert len(accepted(table)) == 24
     assert peak < 7 * LAYOUT.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("positions", "registered", "weight"),
+    [(None, 0, 60), (240, 250, 240), (400, 250, 250), (400, 0, 400)],
+)
+async def test_positions_are_the_weight_up_to_those_of_the_shard(
+    positions: int | None, registered: int, weight: int
+) -> None:
+    registry, kept = Registry(), list[Report]()
+    registry.expect(["pi"])
+    registry["pi"].n_registered, registry["pi"].positions_registered = 60, registered
+
+    class Keeping(Accumulator):
+        """Keeps the reports."""
+
+        def add(self, report: Report) -> None:
+            kept.append(report)
+
+    offer = MESSAGES["offer"]
+    assert isinstance(offer, Offer)
+    offer = structs.replace(offer, n_k=60, positions=positions)
+    merge = RoundMerge(Keeping.__new__(Keeping), registry)
+    await merge.add(Exchange("pi", 0.0, offer=offer), SENT)
+    assert [report.n_k for report in kept] == [weight]
+
+
+@pytest.mark.parametrize(
+    ("y_shape", "positions", "problem"),
+    [
+        ((), None, None),
+        ((4,), 2400, None),
+        ((), 600, "offer: must have no positions, as each example has one target"),
+        ((4,), None, "offer: must have 600 to 2400 positions, got None"),
+        ((4,), 2401, "offer: must have 600 to 2400 positions, got 2401"),
+        ((4,), 599, "offer: must have 600 to 2400 positions, got 599"),
+    ],
+)
+def test_an_offer_reports_positions_if_the_task_has_them(
+    y_shape: tuple[int, ...], positions: int | None, problem: str | None
+) -> None:
+    offer, train = MESSAGES["offer"], MESSAGES["train"]
+    assert isinstance(offer, Offer)
+    assert isinstance(train, Train)
+    layout = Layout(tensors=(Tensor(name="w", shape=(offer.manifest.size_bytes // 4,), offset=0),))
+    uploads = Uploads(layout, now=lambda: 0.0, y_shape=y_shape)
+    found = fault_in_offer(uploads, structs.replace(offer, positions=positions), train)
+    assert found == problem

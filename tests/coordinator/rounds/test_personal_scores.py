@@ -17,6 +17,7 @@ from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import PersonalScoreRow
 from fairbed.device_agent.stored_vector import PERSONAL, file_of
+from fairbed.wire.evaluation import Predicted
 from fairbed.wire.messages import PersonalScore, Train
 from tests.coordinator.lab import NAMES, PATIENT, WHOLE_FLEET, Lab, lab, make_config
 from tests.idle_time import LoopClock
@@ -160,7 +161,7 @@ def train(round_id: int, attempt: int = 0) -> Train:
 async def test_scores_of_regression_are_errors(tmp_path: Path) -> None:
     async with lab(tmp_path, agents=0) as place:
         store = place.open_store()
-        scores = PersonalScores(EventLog(store, LoopClock().now, _raise), "regression")
+        scores = PersonalScores(EventLog(store, LoopClock().now, _raise), Predicted("regression"))
         scores.expect({"a": train(1), "b": train(1)})
         scores.on_score("a", PersonalScore(round=1, n=4, loss=2.0, mae=1.5, r2=0.5))
         scores.on_score("b", PersonalScore(round=1, n=4, correct=3, loss=2.0))  # not of the task

@@ -13,6 +13,7 @@ from fairbed.coordinator.state.loss_query import (
     pulled_manifest,
 )
 from fairbed.wire.chunks import manifest_of
+from fairbed.wire.evaluation import Predicted
 from fairbed.wire.messages import Coding, EvaluateReply, EvaluateRequest, Packed
 from tests.coordinator.builders import MODEL
 
@@ -134,10 +135,12 @@ def test_a_test_counts_correct_examples_and_may_have_none() -> None:
 
 def test_a_test_of_regression_has_an_error_instead() -> None:
     request = structs.replace(REQUEST, split="test")
-    assert fault_in_reply(reply(mae=0.5), request, "regression") is None
-    assert fault_in_reply(reply(n=0, correct=0), request, "regression") is None
+    assert fault_in_reply(reply(mae=0.5), request, Predicted("regression")) is None
+    assert fault_in_reply(reply(n=0, correct=0), request, Predicted("regression")) is None
     for wrong in (reply(), reply(correct=1)):
-        assert "mean absolute error" in (fault_in_reply(wrong, request, "regression") or "")
+        assert "mean absolute error" in (
+            fault_in_reply(wrong, request, Predicted("regression")) or ""
+        )
     assert "number of correct" in (fault_in_reply(reply(mae=0.5), request) or "")
 
 

@@ -124,8 +124,8 @@ def test_the_device_moves_the_running_statistics_as_torch_does() -> None:
         right = reference.step(vector, x, y)
         engine.gradient(vector, x, y)
         np.testing.assert_allclose(vector[n_params:], right.buffers, rtol=1e-5)
-    loss, correct, _ = engine.evaluate(vector, x, y)
-    right_loss, right_correct, _ = reference.evaluate(vector, x, y)
+    loss, correct, *_ = engine.evaluate(vector, x, y)
+    right_loss, right_correct, *_ = reference.evaluate(vector, x, y)
     assert loss == pytest.approx(right_loss, rel=1e-5)
     assert correct == right_correct
 

@@ -98,7 +98,7 @@ def test_evaluation_agrees_with_the_training_loss_and_is_additive(cnn: Artifact)
     engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
     x, y = examples(150, 1, 8, 8)
     mean, _ = engine.gradient(vector, x, y)
-    loss_sum, correct, scores = engine.evaluate(vector, x, y)
+    loss_sum, correct, scores, *_ = engine.evaluate(vector, x, y)
     assert loss_sum == pytest.approx(150 * mean, rel=1e-5)
     pieces = [engine.evaluate(vector, x[i : i + 50], y[i : i + 50]) for i in range(0, 150, 50)]
     assert correct == sum(piece.correct for piece in pieces)

@@ -1,8 +1,10 @@
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Vector
@@ -13,7 +15,7 @@ from fairbed.testbed.experiment.data import DataConfig, Iid
 from fairbed.testbed.experiment.datasets import load
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
-from fairbed.testbed.run.evaluation import BATCH, EvaluationStopped, FleetEvaluator
+from fairbed.testbed.run.evaluation import BATCH, EvaluationStopped, FleetEvaluator, check_fit
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.tensors import Layout, Tensor
@@ -94,7 +96,7 @@ def test_scores_each_device_on_its_own_held_out_examples() -> None:
     for k, name in enumerate("ab"):
         rows = data.test_rows[k]
         x = data.dataset.x[rows].astype(np.float32) / np.float32(255)
-        loss_sum, correct, _ = Softmax(artifact()).evaluate(VECTOR, x, data.dataset.y[rows])
+        loss_sum, correct, *_ = Softmax(artifact()).evaluate(VECTOR, x, data.dataset.y[rows])
         assert scores[name].n == len(rows) == 500
         assert scores[name].correct == correct
         assert scores[name].loss_sum == pytest.approx(loss_sum, rel=1e-6)
@@ -191,3 +193,32 @@ def test_an_engine_failure_reaches_the_caller() -> None:
 def test_refuses_a_model_for_other_data(task: Callable[[], Artifact]) -> None:
     with pytest.raises(DatasetError, match=r"model softmax: must take 6 float32 values and 4"):
         FleetEvaluator(fleet(), task(), make_engine=Softmax)
+
+
+def test_tokens_and_labels_outside_and_covered_examples_are_refused_before_a_run() -> None:
+    spec = structs.replace(
+        artifact(x_shape=(2,)).spec, x_dtype="int64", x_classes=5, positions=(2,)
+    )
+    good = Dataset(
+        name="words",
+        x=np.array([[0, 4], [1, 2]]),
+        y=np.array([[0, 3], [-1, 2]]),
+        classes=CLASSES,
+        x_classes=5,
+        description="",
+        source="",
+        origin="own",
+    )
+    check_fit(good, spec)
+    for changes, problem in (
+        ({"x": good.x + 1}, r"every token must be in 0\.\.4, .* got 1\.\.5; number the tokens"),
+        ({"x": good.x - 1}, r"every token must be in 0\.\.4, .* got -1\.\.3; number the tokens"),
+        ({"y": good.y + 1}, r"every label must be in 0\.\.3 \(-1: none\), got 0\.\.4; choose"),
+        ({"y": good.y - 1}, r"every label must be in 0\.\.3 \(-1: none\), got -2\.\.2; choose"),
+        ({"y": good.y * 0 - 1}, r"a label at one position, got -1 at all of example 0; leave it"),
+        ({"y": good.y[:, 0]}, r"must take 2 int64 values of 5 tokens and 4 classes, as data set"),
+        ({"x_classes": 6}, r"must take 2 int64 values of 6 tokens and 4 classes at positions of"),
+    ):
+        with pytest.raises(DatasetError, match=problem) as caught:
+            check_fit(replace(good, **changes), spec)
+        assert "\n" not in str(caught.value)
