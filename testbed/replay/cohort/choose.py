@@ -118,7 +118,7 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
         ) from exc
     if artifact.module is None:
         model = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
-        make_trainable(model, spec.name, spec.x_shape)
+        make_trainable(model, spec.name, spec.x_shape, spec.x_classes)
     else:
         model = module_of(artifact)
     return TorchTrainer(model, spec, shards, "cuda" if _has_gpu() else "cpu")
