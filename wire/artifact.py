@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.messages import MAX_TEXT, MAX_VECTOR_BYTES, Sha256
+from fairbed.wire.preparation import Preparation
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
@@ -36,7 +37,7 @@ MAX_REMARKS = 64
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
-TaskKind: TypeAlias = Literal["classification", "binary", "regression"]
+TaskKind: TypeAlias = Literal["classification", "binary", "regression", "multi-label"]
 """classification: one logit per class, cross-entropy; binary: one logit, that of class 1, binary
 cross-entropy; regression: one number, half the squared error."""
 
@@ -91,11 +92,21 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     selfcheck: SelfCheck
     task: TaskKind | UnsetType = UNSET
     """See `kind`; classification leaves it out."""
+    positions: Shape | UnsetType = UNSET
+    """See `y_shape`; one target per example leaves it out."""
 
     @property
     def kind(self) -> TaskKind:
         """What the model predicts."""
         return "classification" if self.task is UNSET else self.task
+
+    @property
+    def y_shape(self) -> Shape:
+        """Shape of the target of one example; () is one class or number.
+
+        A class of -1 at a position is no label, as at padding; it counts nowhere.
+        """
+        return () if self.positions is UNSET else self.positions
 
     @property
     def is_scored(self) -> bool:
@@ -162,6 +173,10 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     must be the same. Empty otherwise."""
     labels: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
     """Label of each class in the data set of the run; empty: the numbers 0, 1, ..."""
+    preparation: Preparation | None = None
+    """How files of text, pictures with masks or audio become x and y; None for other data."""
+    is_autoencoder: bool = False
+    """y are x: own data of a device need no labels."""
 
     def __post_init__(self) -> None:
         if self.module is not None and (self.train or self.evaluate):
