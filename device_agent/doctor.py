@@ -238,18 +238,28 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
         path: The file.
         cache: Folder of the cache; the newest task in it is compared, also in folders below.
     """
+    import numpy as np
+
     from fairbed.device_agent.examples import OwnData, same_columns
+    from fairbed.wire.preparation import PADDING
     from fairbed.wire.scale import other_scale, scale_of
 
+    task = _newest_task(cache)
+    own = OwnData(path)
+    if task is not None:
+        own = OwnData(path, preparation=task.preparation, is_autoencoder=task.is_autoencoder)
     try:
-        (x, y), *tests = list(OwnData(path).unread())
+        (x, y), *tests = list(own.unread())
     except (DataError, OSError) as exc:
         yield Finding("data", "problem", " ".join(str(exc).split()))
         return
     scale = scale_of(x)
     values = "tokens" if scale is None else f"x is {scale.text}"
+    if scale is None and x.dtype == np.int64:
+        values = f"tokens {x.min()} to {x.max()}, {(x == PADDING).mean():.1%} of them 0 (padding)"
     found = f"{len(y)} examples of shape {tuple(x.shape[1:])}, {values}"
-    task = _newest_task(cache)
+    for note in own.notes:
+        yield Finding("files", "warning", note)
     yield _labels_finding([y, *(labels for _, labels in tests)], task)
     if task is None:
         hint = "let this device join a run once, and call the doctor again"
@@ -264,6 +274,15 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
                 f"x must be {spec.x_dtype} of shape {spec.x_shape} for {spec.name}, got "
                 f"{part.dtype} of shape {tuple(part.shape[1:])}{same_columns(task.columns)}",
                 "prepare x as the data of the run",
+            )
+            return
+        if spec.x_classes and (part.min() < 0 or part.max() >= spec.x_classes):
+            yield Finding(
+                "data",
+                "problem",
+                f"tokens must be 0 .. {spec.x_classes - 1}, the vocabulary of {spec.name}, got "
+                f"{part.min()} to {part.max()}",
+                "number the tokens as the run's data",
             )
             return
     if scale is None or task.scale is None:
@@ -291,9 +310,10 @@ def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Findi
         label_text,
         plain_labels,
     )
+    from fairbed.wire.preparation import NO_LABEL
 
     if task is None:
-        y = np.concatenate([plain_labels(part) for part in parts])
+        y = np.concatenate([plain_labels(part).reshape(-1) for part in parts])
         if y.dtype.kind == "f" and (y != np.round(y)).any():
             return Finding("labels", "ok", f"targets with fractions, {y.min():g} .. {y.max():g}")
         values, counts = np.unique(y, return_counts=True)
@@ -306,17 +326,23 @@ def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Findi
         except LabelError as exc:
             problem, what_to_do = exc.args
             return Finding("labels", "problem", f"{name}{problem.removeprefix('y')}", what_to_do)
-    targets = np.concatenate(found)
+    targets = np.concatenate([part.reshape(-1) for part in found])
+    without = int((targets == NO_LABEL).sum()) if classes.y_shape else 0
     if classes.kind == "regression":
         shown = f"targets of regression, {targets.min():g} .. {targets.max():g}"
         return Finding("labels", "ok", shown)
-    numbers, counts = np.unique(targets, return_counts=True)
+    if classes.kind == "multi-label":
+        shown = f"{classes.count} labels, {(targets == 1).sum():,} given in {len(found[0]):,} rows"
+        return Finding("labels", "ok", shown)
+    numbers, counts = np.unique(targets[targets >= 0], return_counts=True)
     shown = counted(zip(map(classes.label, numbers.tolist()), counts, strict=True))
     absent = classes.count - len(numbers)
     shown += f"; {len(numbers)} of {classes.count} classes of {task.spec.name}"
     if 0 < absent <= MAX_SHOWN:
         missing = sorted(set(range(classes.count)) - set(numbers.tolist()))
         shown += f", no example of {', '.join(map(classes.label, missing))}"
+    if classes.y_shape:
+        shown += f"; {1 - without / targets.size:.1%} of {targets.size:,} positions have a label"
     doubt = classes.doubt(found)
     return Finding("labels", "warning" if doubt else "ok", shown, doubt)
 

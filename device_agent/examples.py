@@ -18,6 +18,14 @@ from fairbed.device_agent.host import Meter
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.labels import Classes, LabelError, plain_labels
 from fairbed.wire.messages import HeldOut, Manifest
+from fairbed.wire.preparation import (
+    AudioPreparation,
+    EmptyText,
+    MaskPreparation,
+    Preparation,
+    TextPreparation,
+    tokens_of,
+)
 from fairbed.wire.shard import decode_shard, split, strata
 
 MIN_DIVIDED = 2
@@ -25,7 +33,7 @@ MIN_DIVIDED = 2
 
 
 Labelled: TypeAlias = tuple[Examples, Targets]
-"""Examples x, shape (n, *x_shape), and their targets y, shape (n,)."""
+"""Examples x, shape (n, *x_shape), and their targets y, shape (n, *y_shape)."""
 
 
 def same_columns(columns: str) -> str:
@@ -92,10 +100,11 @@ class CachedShard:
 
 
 class OwnData:
-    """Examples in an `.npz` file or in a folder of pictures, which never leave the device.
+    """Examples in an `.npz` file, or files in a folder, which never leave the device.
 
     x is float (unchanged), uint8 (pixels, divided by 255) or integer (tokens); y are labels of the
-    classes of a task, or targets of regression. Pictures have the name of their folder as label.
+    classes of a task, or targets of regression, in the shape of the task. Pictures have the name of
+    their folder as label. Text, pictures with masks, and audio are read as the task states.
     Test examples are the arrays `x_test` and `y_test`; without them a share of x and y, stratified
     by class, drawn with a seed and the name of the device, so always the same.
 
@@ -104,6 +113,8 @@ class OwnData:
         classes: Of the task; None: the file can be checked and counted, not loaded.
         held_out: Share and seed of the test examples; None: without `x_test` there are none.
         device: Name of the device.
+        preparation: Of the task; None: of arrays or pictures, or the files are only counted.
+        is_autoencoder: The targets are x, so that y is not needed.
     """
 
     is_own = True
@@ -114,7 +125,13 @@ class OwnData:
         classes: Classes | None = None,
         held_out: HeldOut | None = None,
         device: str = "",
+        preparation: Preparation | None = None,
+        is_autoencoder: bool = False,
     ) -> None:
+        self.notes: tuple[str, ...] = ()
+        """Lines about files that the last reading has left out, cut or padded."""
+        self._preparation = preparation
+        self._is_autoencoder = is_autoencoder
         self.path = path
         self._classes = classes
         self._held_out = held_out
@@ -153,11 +170,37 @@ class OwnData:
     def count(self) -> int:
         """Return the number of examples in `x`, and check the file.
 
+        Windows of texts are known with the task only: before it, the texts have at most as many
+        examples as bytes, and other files are examples.
+
         Raises:
             DataError: It cannot be read, or its arrays break a rule.
         """
+        kind = self._kind()
+        if self._preparation is None and kind not in ("arrays", "pictures"):
+            return self._count_files(kind)
         n, *_ = [len(y) for _, y in self.unread()]
         return n
+
+    def _kind(self) -> str:
+        """Return what the path has: `arrays`, or a `folders.Kind`."""
+        from fairbed.device_agent.folders import folder_kind
+
+        if self.path.is_dir():
+            is_text = isinstance(self._preparation, TextPreparation)
+            return "text" if is_text else folder_kind(self.path)
+        return "text" if self.path.suffix.lower() == ".txt" else "arrays"
+
+    def _count_files(self, kind: str) -> int:
+        from fairbed.device_agent.folders import MASKS, class_files
+        from fairbed.device_agent.texts import read_texts
+
+        if kind == "text":
+            texts = read_texts(self.path, None).texts
+            return max(1, sum(len(text.encode()) for text in texts))
+        if kind == "masks":
+            return max(1, sum(1 for _ in (self.path / MASKS).glob("*.png")))
+        return len(class_files(self.path, "audio", 1).pairs)
 
     def unread(self) -> Iterator[tuple[Examples, NDArray[Any]]]:
         """Yield x with the labels as they are in the file, then `x_test` if there is one.
@@ -224,11 +267,67 @@ class OwnData:
                 f"{free / 2**20:,.0f} MiB, got {needed / 2**20:,.0f} MiB; use fewer examples"
             )
 
-    def _pictures(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-        from fairbed.device_agent.pictures import read_pictures
+    def _files(self, kind: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        """Read texts, pictures or recordings.
+
+        Raises:
+            DataError: A file cannot be read, or they are not what the task has.
+        """
+        needed: dict[str, type] = {
+            "text": TextPreparation,
+            "masks": MaskPreparation,
+            "audio": AudioPreparation,
+        }
+        how = self._preparation
+        if kind != "pictures" and not isinstance(how, needed[kind]):
+            names = {part: name for name, part in needed.items()}
+            task = "arrays or pictures" if how is None else names[type(how)]
+            raise DataError(
+                f"{self.path}: must be {task}, as the run's data, got {kind}; convert the files, "
+                "or join the run that reads them"
+            )
+        if isinstance(how, TextPreparation):
+            return self._texts(how)
+        if isinstance(how, AudioPreparation):
+            from fairbed.device_agent.audio import read_audio
+
+            found = read_audio(
+                self.path, self._check_free, samples=how.samples, rate_hz=how.rate_hz
+            )
+            self.notes = found.notes
+            return found.x, found.y
+        return self._pictures(how)
+
+    def _texts(self, how: TextPreparation) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        from fairbed.device_agent.texts import read_texts
+
+        found = read_texts(self.path, how.target)
+        try:
+            tokens = tokens_of(how, found.texts, self._check_free)
+        except EmptyText as exc:
+            row, problem, what_to_do = exc.args
+            raise DataError(f"{found.files[row]}: {problem}; {what_to_do}") from exc
+        self.notes = found.notes
+        if tokens.cut:
+            cut = f"{tokens.cut:,} of {len(found.texts):,} texts are cut to {how.length} tokens"
+            self.notes = (*found.notes, cut)
+        if tokens.y is not None:
+            return tokens.x, tokens.y
+        assert found.labels is not None, "the target is the label"
+        return tokens.x, found.labels[tokens.texts]
+
+    def _pictures(
+        self, how: MaskPreparation | None
+    ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        from fairbed.device_agent.pictures import read_masked, read_pictures
 
         try:
-            return read_pictures(self.path, self._check_free)
+            if how is None:
+                found = read_pictures(self.path, self._check_free)
+            else:
+                found = read_masked(self.path, how, self._check_free)
+            self.notes = found.notes
+            return found.x, found.y
         except ImportError as exc:
             raise DataError(
                 f"{self.path}: pillow must be installed to read pictures, got none; run: "
@@ -236,8 +335,13 @@ class OwnData:
             ) from exc
 
     def _read(self, x_name: str, y_name: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-        if self.path.is_dir():
-            return self._pictures()
+        kind = self._kind()
+        x, y = self._files(kind) if kind != "arrays" else self._arrays(x_name, y_name)
+        if self._is_autoencoder and not isinstance(self._preparation, TextPreparation):
+            y = _checked_x(self.path, x, len(x))
+        return x, y
+
+    def _arrays(self, x_name: str, y_name: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
         if self.path.suffix != ".npz":
             raise DataError(
                 f"{self.path}: must be an .npz file with arrays x and y, or a folder that has a "
@@ -250,14 +354,14 @@ class OwnData:
                 _zipped(self.path).open("rb") as file,
                 np.load(file, allow_pickle=False) as arrays,
             ):
-                missing = {x_name, y_name} - set(arrays.files)
-                if missing:
+                wanted = [x_name] if self._is_autoencoder else [x_name, y_name]
+                if set(wanted) - set(arrays.files):
                     raise DataError(
-                        f"{self.path}: must hold arrays {x_name} and {y_name}, got "
+                        f"{self.path}: must hold arrays {' and '.join(wanted)}, got "
                         f"{', '.join(sorted(arrays.files)) or 'none'}"
                     )
                 self._check_size(arrays.zip)
-                x, y = arrays[x_name], arrays[y_name]
+                x, y = arrays[x_name], arrays[wanted[-1]]
                 if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
                     raise DataError(
                         f"{self.path}: {x_name} and {y_name} must be arrays, got another entry; "
@@ -271,11 +375,11 @@ class OwnData:
             raise DataError(
                 f"{self.path}: must be a readable .npz file, got: {reason}; check the path"
             ) from exc
-        if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+        if x.ndim < 2 or not y.ndim or len(x) != len(y) or len(y) == 0:
             remedy = "; remove both to hold out a share of x" if x_name == "x_test" else ""
             raise DataError(
-                f"{self.path}: {x_name} must be (n, ...) and {y_name} (n,) with n >= 1, "
-                f"got {x.shape}, {y.shape}{remedy}"
+                f"{self.path}: {x_name} must be (n, ...) and {y_name} (n,) or (n, ...) with one "
+                f"n >= 1, got {x.shape}, {y.shape}{remedy}"
             )
         return x, y
 

@@ -100,7 +100,14 @@ class Preparation:
 
         if self._own_data is not None:
             classes = Classes.of(task)
-            return OwnData(self._own_data, classes, welcome.held_out, self._context.name)
+            return OwnData(
+                self._own_data,
+                classes,
+                welcome.held_out,
+                self._context.name,
+                task.preparation,
+                task.is_autoencoder,
+            )
         assert welcome.shard is not None, "a shard was downloaded"
         return CachedShard(self._cache, welcome.shard)
 

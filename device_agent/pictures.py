@@ -1,47 +1,55 @@
-"""Read pictures from a folder that has one folder of PNG or JPEG files per class."""
+"""Read PNG and JPEG files: pictures of classes, or pictures with masks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.device_agent.errors import DataError
-from fairbed.wire.labels import label_key
+from fairbed.device_agent.folders import (
+    IMAGES,
+    MASKS,
+    SUFFIXES,
+    FolderError,
+    class_files,
+    entries_of,
+    left_out,
+)
+from fairbed.wire.preparation import NO_LABEL, MaskPreparation
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
-"""Suffixes of pictures, in lower case; other files are left out."""
+Pixels = TypeVar("Pixels", bound=NDArray[Any])
 
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}
 """Pillow's modes of pictures with 8 bits per channel, and the mode that they are read in."""
 
-_LAYOUT = "a folder must hold one folder per class, with .png or .jpg files"
+NO_COLOURS = {"1": 1, "L": 1, "P": 1}
+"""Modes of masks: the value of a pixel, or its place in the palette, is its class."""
+
+_FIX = "replace or remove it"
 
 
-class PictureError(DataError):
-    """A folder of pictures cannot be read.
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures with their labels."""
 
-    Attributes:
-        where: The folder or file.
-        problem: The broken rule and the value found.
-        what_to_do: The next step of the user.
-    """
-
-    def __init__(self, where: str, problem: str, what_to_do: str) -> None:
-        super().__init__(f"{where}: {problem}; {what_to_do}")
-        self.where = where
-        self.problem = problem
-        self.what_to_do = what_to_do
+    x: NDArray[np.uint8]
+    """Shape (n, channels, height, width)."""
+    y: NDArray[np.str_] | NDArray[np.int64]
+    """Name of the folder of each, shape (n,); of pictures with masks the value of each pixel, -1
+    without a label, shape (n, height, width)."""
+    notes: tuple[str, ...]
+    """Lines about files that are left out."""
 
 
 def read_pictures(
     folder: Path, check_size: Callable[[int], None], *, min_classes: int = 1
-) -> tuple[NDArray[np.uint8], NDArray[np.str_]]:
-    """Return pictures, shape (n, channels, height, width), and the names of their folders, (n,).
+) -> Pictures:
+    """Return the pictures of a folder that has a folder for each class.
 
     Grey pictures have one channel, others three. All pictures must have equal size: no picture is
     scaled or cut.
@@ -52,69 +60,108 @@ def read_pictures(
         min_classes: Least number of folders; a device may have pictures of one class.
 
     Raises:
-        PictureError: The folder has another layout, or a picture cannot be read.
+        FolderError: The folder has another layout, or a picture cannot be read.
         ImportError: pillow is not installed.
     """
     import PIL  # noqa: F401
 
-    classes = _files(folder, min_classes)
-    files = [(path, label) for label, paths in classes.items() for path in paths]
-    x = _read_all([path for path, _ in files], check_size)
-    return x, np.array([label for _, label in files])
+    found = class_files(folder, "pictures", min_classes)
+    x = _read_all([path for path, _ in found.pairs], check_size)
+    return Pictures(x, np.array([label for _, label in found.pairs]), found.notes)
 
 
-def _files(folder: Path, min_classes: int) -> dict[str, list[Path]]:
-    """Return the pictures of each class; both are sorted by name."""
-    try:
-        entries = sorted(folder.iterdir())
-    except FileNotFoundError as exc:
-        raise PictureError(str(folder), "folder must exist, got none", "check the path") from exc
-    except NotADirectoryError as exc:
-        raise PictureError(
-            str(folder),
-            f"must be a folder of pictures, got a file ending in {folder.suffix or 'nothing'}",
-            "convert it to .npz, .csv or .parquet, or write a function that reads it",
-        ) from exc
-    except OSError as exc:
-        raise PictureError(
-            str(folder), f"must be readable, got: {exc.strerror or exc}", "check its permissions"
-        ) from exc
-    named = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    if len(named) < min_classes:
-        raise PictureError(str(folder), f"{_LAYOUT}, got {len(named)} folders", "check the path")
-    _check_names(folder, [entry.name for entry in named])
-    classes: dict[str, list[Path]] = {}
-    for entry in named:
-        inner = sorted(path for path in entry.iterdir() if not path.name.startswith("."))
-        found = [path for path in inner if path.suffix.lower() in SUFFIXES and path.is_file()]
-        if not found:
-            raise PictureError(
-                str(entry),
-                f"{_LAYOUT}, got no picture in this folder",
-                "add pictures or remove the folder; name the folder whose folders are the classes",
+def read_masked(
+    folder: Path, preparation: MaskPreparation, check_size: Callable[[int], None]
+) -> Pictures:
+    """Return the pictures of the folder `images`, and the masks of equal name in `masks`.
+
+    A mask has the size of its picture, and one channel: the value of a pixel, or its place in a
+    palette, is its class. Nothing is scaled.
+
+    Args:
+        folder: Has both folders.
+        preparation: Value of a pixel without a label.
+        check_size: Called with the bytes of pictures and labels before they are read.
+
+    Raises:
+        FolderError: A picture or mask lacks the other, has another size, or cannot be read, or a
+            mask has no label.
+        ImportError: pillow is not installed.
+    """
+    import PIL  # noqa: F401
+
+    images, notes = _by_stem(folder, IMAGES, SUFFIXES["pictures"])
+    masks, more = _by_stem(folder, MASKS, (".png",))
+    for stem in sorted(images.keys() ^ masks.keys()):
+        has, lacks = (IMAGES, MASKS) if stem in images else (MASKS, IMAGES)
+        raise FolderError(
+            images.get(stem) or masks[stem],
+            f"a file in {has} must have one of the same name in {lacks}, got none",
+            "add it, or remove this one",
+        )
+    pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
+    labels = np.dtype(np.int64).itemsize
+    x = _read_all(
+        [image for image, _ in pairs],
+        lambda size: check_size(size + len(pairs) * _n_pixels(pairs[0][0]) * labels),
+    )
+    y = np.empty((len(x), *x.shape[2:]), np.int64)
+    for row, (image, mask) in enumerate(pairs):
+        y[row] = _mask(mask, image, x.shape[2:], preparation.no_label)
+    return Pictures(x, y, (*notes, *more))
+
+
+def _by_stem(
+    folder: Path, name: str, suffixes: tuple[str, ...]
+) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Return the files of one of the two folders by their names without suffix, and notes."""
+    inner = entries_of(folder / name, "masks")
+    found = [path for path in inner if path.suffix.lower() in suffixes]
+    if not found:
+        listed = " or ".join(suffixes)
+        raise FolderError(folder / name, f"must hold {listed} files, got none", "add them")
+    by_stem: dict[str, Path] = {}
+    for path in found:
+        other = by_stem.setdefault(path.stem, path)
+        if other != path:
+            raise FolderError(
+                path, f"must be the only one of its name, got {other.name}, too", "remove one"
             )
-        for deeper in inner:
-            if deeper.is_dir() and any(p.suffix.lower() in SUFFIXES for p in deeper.rglob("*")):
-                raise PictureError(
-                    str(deeper),
-                    f"{_LAYOUT}, got a folder with pictures in a folder of a class",
-                    "move the pictures up, or take the folder away",
-                )
-        classes[entry.name] = found
-    return classes
+    others = [path for path in inner if path not in found]
+    return by_stem, tuple(left_out(folder, others, f"without the suffix {' or '.join(suffixes)}"))
 
 
-def _check_names(folder: Path, names: list[str]) -> None:
-    """Refuse two folders of one class."""
-    by_label: dict[str | int, str] = {}
-    for name in names:
-        other = by_label.setdefault(label_key(name), name)
-        if other != name:
-            raise PictureError(
-                str(folder),
-                f"folders must name each class once, got {other!r} and {name!r}",
-                "put their pictures into one folder",
+def _n_pixels(path: Path) -> int:
+    with _opened(path) as picture:
+        return int(picture.height * picture.width)
+
+
+def _mask(path: Path, image: Path, size: tuple[int, ...], no_label: int) -> NDArray[np.int64]:
+    """Return the value of each pixel of a mask, shape (height, width), -1 without a label."""
+    with _opened(path) as picture:
+        if picture.mode not in NO_COLOURS:
+            raise FolderError(
+                path,
+                "a mask must have one channel of 8 bits, the class of each pixel as grey value or "
+                f"palette index, got mode {picture.mode}",
+                "save it as such a .png; a colour is no class",
             )
+        if (picture.height, picture.width) != size:
+            raise FolderError(
+                path,
+                f"must have the size {size[0]}x{size[1]} of its picture {image.name}, got "
+                f"{picture.height}x{picture.width}",
+                "bring both to one size, masks by the nearest pixel",
+            )
+        values = _decoded(path, lambda: np.asarray(picture).astype(np.int64))
+    values[values == no_label] = NO_LABEL
+    if (values == NO_LABEL).all():
+        raise FolderError(
+            path,
+            f"a mask must have a labelled pixel, got only {no_label}, which is no label",
+            "remove it, or set another value as data.masks.no_label",
+        )
+    return values
 
 
 def _read_all(paths: list[Path], check_size: Callable[[int], None]) -> NDArray[np.uint8]:
@@ -129,8 +176,8 @@ def _read_all(paths: list[Path], check_size: Callable[[int], None]) -> NDArray[n
         with picture:
             found = _shape(path, picture)
             if found != shape:
-                raise PictureError(
-                    str(path),
+                raise FolderError(
+                    path,
                     f"must have the shape {_text(shape)} of {paths[0].name}, the first picture, "
                     f"got {_text(found)}",
                     "bring all pictures to one size and colour mode",
@@ -148,16 +195,14 @@ def _opened(path: Path) -> "Image":
         return Image.open(path)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as exc:
         reason = "no picture" if isinstance(exc, UnidentifiedImageError) else _line(exc)
-        raise PictureError(
-            str(path), f"must be a readable picture, got {reason}", "replace or remove it"
-        ) from exc
+        raise FolderError(path, f"must be a readable picture, got {reason}", _FIX) from exc
 
 
 def _shape(path: Path, picture: "Image") -> tuple[int, int, int]:
     """Return (channels, height, width) of a picture by its header."""
     if picture.mode not in MODES:
-        raise PictureError(
-            str(path),
+        raise FolderError(
+            path,
             f"must be grey or RGB with 8 bits per channel, got mode {picture.mode}",
             "convert it",
         )
@@ -165,12 +210,14 @@ def _shape(path: Path, picture: "Image") -> tuple[int, int, int]:
 
 
 def _pixels(path: Path, picture: "Image") -> NDArray[np.uint8]:
+    return _decoded(path, lambda: np.asarray(picture.convert(MODES[picture.mode]), np.uint8))
+
+
+def _decoded(path: Path, decode: Callable[[], Pixels]) -> Pixels:
     try:
-        return np.asarray(picture.convert(MODES[picture.mode]), np.uint8)
+        return decode()
     except (OSError, ValueError, SyntaxError) as exc:  # a truncated or damaged file
-        raise PictureError(
-            str(path), f"must be a readable picture, got {_line(exc)}", "replace or remove it"
-        ) from exc
+        raise FolderError(path, f"must be a readable picture, got {_line(exc)}", _FIX) from exc
 
 
 def _text(shape: tuple[int, int, int]) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.evaluation import Predicted
 from fairbed.wire.messages import MAX_TEXT, MAX_VECTOR_BYTES, Sha256
+from fairbed.wire.preparation import Preparation
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
@@ -200,6 +201,10 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     must be the same. Empty otherwise."""
     labels: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
     """Label of each class in the data set of the run; empty: the numbers 0, 1, ..."""
+    preparation: Preparation | None = None
+    """How files of text, pictures with masks or audio become x and y; None for other data."""
+    is_autoencoder: bool = False
+    """y are x: own data of a device need no labels."""
 
     def __post_init__(self) -> None:
         if self.module is not None and (self.train or self.evaluate):

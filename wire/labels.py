@@ -6,7 +6,7 @@ place of a label in their own list is not its class: names are looked up among t
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fairbed.wire.artifact import Artifact, TaskKind
 from fairbed.wire.evaluation import Targets
+from fairbed.wire.preparation import NO_LABEL
 
 MAX_SHOWN = 12
 """Most labels in a message."""
@@ -37,27 +38,58 @@ def plain_labels(y: NDArray[Any]) -> NDArray[Any]:
     """Return booleans as integers, text that is all numbers as numbers, other text without spaces.
 
     Args:
-        y: Labels or targets, shape (n,).
+        y: Labels or targets, shape (n, *y_shape). With more than one per example they are numbers,
+            and -1 is a position without a label.
 
     Raises:
-        LabelError: They are neither numbers nor text, or one is missing or not finite.
+        LabelError: They are neither numbers nor text, one is missing or not finite, or an example
+            has no labelled position.
     """
-    if y.dtype.kind not in "biufU" or y.ndim != 1 or not len(y):
+    if y.dtype.kind not in "biufU" or not y.ndim or not y.size:
         raise LabelError(
-            f"y must be integers, text or floats, shape (n,), n >= 1, got {y.dtype} {y.shape}",
-            "write one label per example",
+            f"y must be integers, text or floats, shape (n, ...), no 0, got {y.dtype} {y.shape}",
+            "write the label, or the labels, of each example",
+        )
+    if y.dtype.kind == "U" and y.ndim > 1:
+        raise LabelError(
+            f"y must be numbers where an example has several labels, got text {y.shape}",
+            "write the number of each class, and -1 where a position has no label",
         )
     if y.dtype.kind == "U":
         y = _plain_text(y)
     if y.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            wrong = np.flatnonzero(~np.isfinite(y.astype(np.float32)))
-        if len(wrong):
-            got = f"got {y[wrong[0]]} in row {wrong[0]}"
-            if np.isnan(y[wrong[0]]):
+            is_finite = np.isfinite(y.astype(np.float32))
+        if not is_finite.all():
+            place = tuple(np.argwhere(~is_finite)[0].tolist())
+            got = f"got {y[place]} in row {place[0]}"
+            if np.isnan(y[place]):
                 raise LabelError(f"y must have a value in every row, {got}", _FIX_MISSING)
             raise LabelError(f"y must be finite as float32, {got}", "replace it, or remove the row")
+    elif y.ndim > 1 and y.dtype.kind in "iu":
+        _check_positions(y)
     return y.astype(np.int64) if y.dtype.kind == "b" else y
+
+
+def _check_positions(y: NDArray[Any]) -> None:
+    """Check classes per position, shape (n, *y_shape).
+
+    Raises:
+        LabelError: One is below -1, or an example has no label at all.
+    """
+    if y.min() < NO_LABEL:
+        row = int(np.argwhere(y == y.min())[0, 0])
+        raise LabelError(
+            f"y must be classes 0, 1, ..., or -1 where a position has no label, got {y.min()} in "
+            f"row {row}",
+            "correct the labels; targets of regression must be floats",
+        )
+    empty = np.flatnonzero((y.reshape(len(y), -1) == NO_LABEL).all(axis=1))
+    if len(empty):
+        raise LabelError(
+            f"y must have a labelled position in every row, got only -1 in row {empty[0]}",
+            "remove the example",
+        )
 
 
 _FIX_MISSING = "add it, or remove the row"
@@ -102,7 +134,11 @@ def spelling(name: str) -> str:
 
 def listed(values: Iterable[object]) -> str:
     """Return labels in one line, the middle of many left out; text is quoted."""
-    shown = [label_text(value, is_quoted=True) for value in values]
+    return shortened([label_text(value, is_quoted=True) for value in values])
+
+
+def shortened(shown: Sequence[str]) -> str:
+    """Return texts in one line, the middle of many left out."""
     return ", ".join(shown if len(shown) <= MAX_SHOWN else [*shown[:10], "...", shown[-1]])
 
 
@@ -132,11 +168,13 @@ class Classes:
     """Number of classes; 1 for regression."""
     names: tuple[str, ...] = ()
     """Label of each class; empty: the numbers 0, 1, ..."""
+    y_shape: tuple[int, ...] = ()
+    """Shape of the labels of one example."""
 
     @classmethod
     def of(cls, task: Artifact) -> "Classes":
         """Return the classes of a task."""
-        return cls(task.spec.kind, task.spec.classes, task.labels)
+        return cls(task.spec.kind, task.spec.classes, task.labels, task.spec.y_shape)
 
     @property
     def has_numbers(self) -> bool:
@@ -156,25 +194,34 @@ class Classes:
         """Return the class of each example, int64, or its target of regression, float32.
 
         Args:
-            y: Labels in a file, shape (n,).
+            y: Labels in a file, shape (n, *y_shape).
 
         Raises:
-            LabelError: One is not a label of this task.
+            LabelError: One is not a label of this task, or the shape is another.
         """
         if y.dtype.kind == "b" and not self.has_numbers:
             y = np.where(y, *(self._spelt(text) for text in ("True", "False")))
         y = plain_labels(y)
+        if y.shape[1:] != self.y_shape:
+            shape = f"(n, {', '.join(map(str, self.y_shape))})" if self.y_shape else "(n,)"
+            raise LabelError(
+                f"y must have the shape {shape} of the run, got {y.shape}",
+                "write the labels as the data of the run have them",
+            )
         if y.dtype.kind == "U" and self.has_numbers:
             raise self._no_number(y)
         if self.kind == "regression":
             return y.astype(np.float32)
         values, places = np.unique(y, return_inverse=True)
+        places = places.reshape(y.shape)  # numpy 2.0 has it flat
         numbers = self._numbered()
         found: list[int] = []
         for place, value in enumerate(values.tolist()):
             number = numbers.get(value) if self.names else self._own_number(value)
+            if value == NO_LABEL and self.y_shape:
+                number = NO_LABEL
             if number is None:
-                row = int(np.flatnonzero(places == place)[0])
+                row = int(np.argwhere(places == place)[0, 0])
                 raise self._unknown(values.tolist(), value, row)
             found.append(number)
         return np.array(found, np.int64)[places]
@@ -185,9 +232,11 @@ class Classes:
         Labels that count from 1 are legal if a device lacks class 0 and the last class.
 
         Args:
-            parts: Training and test targets, each of shape (n,), n >= 1.
+            parts: Training and test targets, each of shape (n, *y_shape), n >= 1.
         """
-        if self.kind == "regression" or self.names or min(int(y.min()) for y in parts) != 1:
+        if self.kind in ("regression", "multi-label") or self.names:
+            return ""
+        if min(int(y[y != NO_LABEL].min()) for y in parts) != 1:
             return ""
         return "no example has label 0; if the labels count from 1, subtract 1 from y"
 
@@ -197,7 +246,8 @@ class Classes:
         return {name: number for number, name in enumerate(names)}
 
     def _own_number(self, value: Any) -> int | None:
-        is_class = not isinstance(value, str) and 0 <= value < self.count and value == int(value)
+        count = 2 if self.kind == "multi-label" else self.count
+        is_class = not isinstance(value, str) and 0 <= value < count and value == int(value)
         return int(value) if is_class else None
 
     def _spelt(self, text: str) -> str:

@@ -132,10 +132,13 @@ def strata(y: Targets) -> NDArray[np.int64]:
     """Return a class of each example, shape (n,), for divisions by class.
 
     Targets of regression have the tenth of their order as class, 0 for the smallest; equal targets
-    have equal classes. Examples with several targets, y of shape (n, ...), are of one class.
+    have equal classes. Of several classes per example, the most frequent one counts, the smallest
+    of equally frequent ones; of several targets their mean.
     """
+    if y.ndim > 1 and y.dtype.kind != "f":
+        return np.array([np.bincount(row[row >= 0]).argmax() for row in y.reshape(len(y), -1)])
     if y.ndim > 1:
-        return np.zeros(len(y), np.int64)
+        y = y.reshape(len(y), -1).mean(axis=1)
     if y.dtype.kind != "f":
         return y.astype(np.int64, copy=False)
     edges = np.quantile(y, np.arange(1, STRATA) / STRATA)

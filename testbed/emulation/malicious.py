@@ -80,13 +80,14 @@ def poison_labels(
     """Return poisoned labels: flipped if there are two classes, else uniform over all classes.
 
     Args:
-        y: True labels, 0 .. classes - 1, shape (n,); not changed.
+        y: True labels, 0 .. classes - 1, shape (n, *y_shape); -1 is no label and stays so. Not
+            changed.
         classes: Number of classes.
         rng: Draws the labels; a drawn label may be the true one.
     """
     if classes == 2:
-        return 1 - y
-    return rng.integers(classes, size=len(y), dtype=np.int64)
+        return np.where(y < 0, y, 1 - y)
+    return np.where(y < 0, y, rng.integers(classes, size=y.shape, dtype=np.int64))
 
 
 class MaliciousDevice:

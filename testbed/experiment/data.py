@@ -10,7 +10,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from fairbed.coordinator.policy.config import PositiveInt, Section
+from fairbed.wire.artifact import MAX_CLASSES
 from fairbed.wire.plugins import installed
+from fairbed.wire.preparation import MAX_LENGTH, MAX_UNITS, TextTarget, TextUnit
 
 NAMES: tuple[str, ...] = (
     "digits",
@@ -26,6 +28,9 @@ NAMES: tuple[str, ...] = (
 TABULAR_NAMES: tuple[str, ...] = ("synthetic", "breast-cancer", "diabetes")
 """Data sets whose examples are rows of numbers, not pictures."""
 
+MAX_TOKENS: Final = 1 << 24
+"""Largest vocabulary of integer x; larger integers are no tokens."""
+
 GROUP: Final = "fairbed.datasets"
 """Group of entry points, and of `fairbed.register`, of functions that return data."""
 
@@ -34,7 +39,10 @@ _PACKED = ("", ".gz", ".xz", ".bz2", ".zst", ".zip")
 TABLES: Final = (".parquet", *(f"{kind}{end}" for end in _PACKED for kind in (".csv", ".tsv")))
 """Suffixes of tables; a table has a column of labels."""
 
-FILES: Final = (".npz", *TABLES)
+TEXTS: Final = (".txt",)
+"""Suffixes of texts."""
+
+FILES: Final = (".npz", *TEXTS, *TABLES)
 """Suffixes of files that a source may be."""
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -102,6 +110,42 @@ class SyntheticConfig(Section, frozen=True, kw_only=True):
             )
 
 
+UNLABELLED: Final = ("next", "x")
+"""Targets that are no labels."""
+
+
+class TextConfig(Section, frozen=True, kw_only=True):
+    """`[data.text]`: how text becomes tokens."""
+
+    unit: TextUnit = "characters"
+    """bytes: of UTF-8; words: runs of letters and digits in lower case, and punctuation marks."""
+    length: Annotated[int, Meta(ge=1, le=MAX_LENGTH)] = 80
+    """Tokens of an example. A shorter one is padded with token 0; a longer text is cut into
+    windows, or cut off if the texts have labels."""
+    stride: Annotated[int, Meta(ge=1, le=MAX_LENGTH)] | None = None
+    """Tokens from the start of a window to that of the next; not set: `length`, so that each token
+    is predicted once."""
+    words: Annotated[int, Meta(ge=1, le=MAX_UNITS)] = 10_000
+    """Most words of the vocabulary, the frequent ones; the others are token 1. Only for words."""
+    column: str | None = None
+    """Column of the texts, for tables; `data.label` is that of the labels."""
+
+
+class MasksConfig(Section, frozen=True, kw_only=True):
+    """`[data.masks]`: pictures in a folder `images` and masks of equal name in `masks`."""
+
+    no_label: Annotated[int, Meta(ge=-1, le=255)] = 255
+    """Value of a pixel without a label; -1: all pixels have one."""
+
+
+class AudioConfig(Section, frozen=True, kw_only=True):
+    """`[data.audio]`: recordings in a folder for each class."""
+
+    samples: Annotated[int, Meta(ge=1, le=64 * MAX_LENGTH)] | None = None
+    """Samples of an example: a longer recording is cut, a shorter one ends with zeros; not set:
+    those of the longest."""
+
+
 def is_source(text: str) -> bool:
     """Return whether a text is a file of data or `package.module:function`."""
     return text.lower().endswith(FILES) or _FUNCTION.fullmatch(text) is not None
@@ -114,8 +158,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """digits, synthetic, breast-cancer, diabetes, fashion-mnist, mnist, cifar10, or the name of an
     installed or registered data set; not set: digits, unless `source` is set."""
     source: str | None = None
-    """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv`, `.tsv` or
-    `.parquet` file, or a folder with a folder of pictures for each class."""
+    """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv`, `.tsv`,
+    `.parquet` or `.txt` file, or a folder of texts, pictures, pictures with masks, or audio."""
     label: str | None = None
     """Column of the labels, or of the targets of regression; only for tables (`.csv`, `.tsv`,
     `.parquet`), which need it."""
@@ -128,6 +172,21 @@ class DataConfig(Section, frozen=True, kw_only=True):
     categories: tuple[str, ...] = ()
     """Columns of a table that are one-hot encoded, by names or patterns; a text of up to 50
     different values is without being named. At most 1,000 categories."""
+    target: TextTarget | None = None
+    """Target of the model. label: the labels; x: the example itself (an autoencoder), so that no
+    labels are needed; next: the next token of a text. Not set: next for a text without labels, and
+    label otherwise."""
+    classes: Annotated[int, Meta(ge=2, le=MAX_CLASSES)] | None = None
+    """Number of classes of own data, 0 .. classes - 1, of which the data may lack some; not set:
+    the classes that the data have."""
+    vocabulary: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] | None = None
+    """Number of tokens of integer x, 0 .. vocabulary - 1; not set: the largest token and one."""
+    text: TextConfig | None = None
+    """not set: the defaults for `.txt`; arrays, functions and tables have text only with it."""
+    masks: MasksConfig | None = None
+    """not set: the defaults for a folder with the folders `images` and `masks`."""
+    audio: AudioConfig | None = None
+    """not set: the defaults for a folder with `.wav` files in a folder for each class."""
     folder: str | None = None
     """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `source` the current folder."""
     partition: Partition | None = None
@@ -147,7 +206,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
         self._check_name()
         if problem := self._misplaced():
             raise ValueError(problem)
-        if self.is_table and self.label is None:
+        if self.is_table and self.label is None and not (self.text and self.target in UNLABELLED):
             raise ValueError(
                 f"label must name the column of the labels in {self.source}, got none; set "
                 'label = "COLUMN"'
@@ -161,12 +220,12 @@ class DataConfig(Section, frozen=True, kw_only=True):
             )
         if self.source is not None:
             suffix = PurePath(self.source).suffix
-            is_other = suffix in (".npy", ".txt", ".zip", ".gz", ".pt", ".pkl")
+            is_other = suffix in (".npy", ".zip", ".gz", ".pt", ".pkl", ".wav")
             if not self.source or (is_other and not self.is_table):
                 raise ValueError(
-                    "source must be package.module:function, end in .npz, .csv, .tsv, .parquet, or "
-                    f"be a folder, got {self.source!r}; convert the file, or write a function that "
-                    "reads it"
+                    "source must be package.module:function, end in .npz, .csv, .tsv, .parquet, "
+                    f".txt, or be a folder, got {self.source!r}; convert the file, or write a "
+                    "function that reads it"
                 )
         elif self.name not in NAMES and self.name not in installed(GROUP):
             names = (*NAMES, *sorted(installed(GROUP)))
@@ -190,6 +249,20 @@ class DataConfig(Section, frozen=True, kw_only=True):
                 f"folder must not be set for dataset {name!r}, got {self.folder!r}; "
                 "remove it, this data set is not read from a folder"
             )
+        for key in ("target", "classes", "vocabulary", "text", "masks", "audio"):
+            if getattr(self, key) is not None and not is_own and key != "target":
+                return f"{key} must not be set for dataset {name!r}, which has its own; remove it"
+        is_folder = self.source is not None and not self.source.lower().endswith(FILES)
+        for key in ("masks", "audio"):
+            if getattr(self, key) is not None and (self.is_function or not is_folder):
+                return f"{key} must be set for a folder only, got {name!r}; remove it"
+        if sum(part is not None for part in (self.text, self.masks, self.audio)) > 1:
+            return "text, masks and audio must not be set together; keep one"
+        if self.target == "next" and not (self.text or is_folder or self.is_text):
+            return f"target must be 'next' for texts only, got {name!r}; add [data.text]"
+        if self.text is not None and self.is_table != (self.text.column is not None):
+            needs = "must name the column of the texts" if self.is_table else "is for tables only"
+            return f"text.column {needs}, got {self.text.column!r} for {name!r}"
         if self.synthetic is not None and self.dataset != "synthetic":
             return (
                 f'synthetic must not be set for {name!r}; remove it, or set dataset = "synthetic"'
@@ -215,6 +288,11 @@ class DataConfig(Section, frozen=True, kw_only=True):
     def is_table(self) -> bool:
         """Whether the data are the rows of a table."""
         return self.source is not None and self.source.lower().endswith(TABLES)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data are one text."""
+        return self.source is not None and self.source.lower().endswith(TEXTS)
 
     @property
     def is_function(self) -> bool:

@@ -18,12 +18,23 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.policy.config import ModelConfig
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
-from fairbed.testbed.experiment.data import DataConfig, Iid, Natural
+from fairbed.testbed.experiment.data import (
+    ByClass,
+    ClassMix,
+    DataConfig,
+    Dirichlet,
+    Iid,
+    Natural,
+    Partition,
+)
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.labels import class_text
 from fairbed.testbed.experiment.datasets.loading import Draw, generator, load
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
 from fairbed.wire.artifact import Artifact
+from fairbed.wire.labels import shortened
+from fairbed.wire.preparation import TextPreparation
 from fairbed.wire.shard import Shard, make_shard, split, strata
 
 _log = logging.getLogger(__name__)
@@ -71,7 +82,7 @@ def load_examples(
     for note in dataset.notes:
         logging.getLogger(COLUMNS_LOG).warning("%s: %s", dataset.source, note)
     if absent := [label for label, count in dataset.class_counts() if not count]:
-        _log.warning("%s: no example has the class %s", dataset.source, ", ".join(absent))
+        _log.warning("%s: no example has the class %s", dataset.source, shortened(absent))
     return dataset
 
 
@@ -158,6 +169,7 @@ class FleetData:
         self._lock = threading.Lock()
         partition = config.partition or (Iid() if dataset.device_ids is None else Natural())
         classes = strata(dataset.y)
+        _check_division(dataset, partition, classes)
         owner = divide(
             partition,
             classes,
@@ -182,27 +194,27 @@ class FleetData:
                 "%s: no device trains on the class %s: all its examples are held out for tests; "
                 "lower data.test_fraction, or add examples",
                 dataset.source,
-                ", ".join(untrained),
+                shortened(untrained),
             )
         if poisoned:
-            if dataset.is_regression or dataset.y.ndim > 1:
-                got = "the targets of regression" if dataset.is_regression else "several of each"
+            if dataset.is_regression:
                 raise DatasetError(
                     "fleet.malicious",
-                    f"{', '.join(POISONS_LABELS)} need one class per example, got {got}",
+                    f"{', '.join(POISONS_LABELS)} need classes, got the targets of regression",
                     "choose another kind of malicious device",
                 )
-            y = strata(dataset.y).copy()
+            y = dataset.y.astype(np.int64)
+            n_labels = 2 if dataset.is_multi_label else dataset.classes
             for k in poisoned:
                 rows, rng = self.train_rows[k], generator(poison_seed, Draw.POISON, k)
-                y[rows] = poison_labels(y[rows], dataset.classes, rng)
+                y[rows] = poison_labels(y[rows], n_labels, rng)
             self.dataset = replace(dataset, y=y)
 
     def _untrained(self) -> list[str]:
         """Return the labels of the classes that have examples, but none in a training part."""
-        trained = set(np.unique(self.dataset.y[np.concatenate(self.train_rows)]).tolist())
-        counts = enumerate(self.dataset.class_counts())
-        return [label for number, (label, n) in counts if n and number not in trained]
+        trained = self.dataset.class_counts(np.concatenate(self.train_rows))
+        counts = zip(self.dataset.class_counts(), trained, strict=True)
+        return [label for (label, n), (_, n_trained) in counts if n and not n_trained]
 
     def shard(self, device: str) -> Shard | None:
         """Return the examples of `device`; None if all shards are taken."""
@@ -252,6 +264,40 @@ class FleetData:
                 holders[order[0]],
             )
         return True
+
+
+def _check_division(dataset: Dataset, partition: Partition, classes: Ints) -> None:
+    """Refuse a division by class of examples that have none; state which class is theirs.
+
+    Args:
+        dataset: The examples.
+        partition: The division.
+        classes: What `strata` has returned, shape (n,).
+
+    Raises:
+        DatasetError: They have no classes, or all the same one.
+    """
+    if not dataset.y_shape or not isinstance(partition, Dirichlet | ClassMix | ByClass):
+        return
+    kind = type(partition).__struct_config__.tag
+    problem = ""
+    is_sequence = dataset.is_regression or dataset.is_autoencoder
+    if dataset.is_multi_label:
+        problem = "examples of one class each, got several labels per example"
+    elif is_sequence or isinstance(dataset.preparation, TextPreparation):
+        problem = f"examples of one class each, got targets of shape {dataset.y_shape}"
+    elif len(np.unique(classes)) < 2:
+        problem = (
+            "examples with different most frequent labels, got "
+            f"{class_text(dataset.labels, int(classes[0]))} for all"
+        )
+    if problem:
+        raise DatasetError(
+            "data.partition", f"{kind} must have {problem}", "use iid, or natural with users"
+        )
+    _log.warning(
+        "%s: %s divides the examples by the most frequent label of each", dataset.source, kind
+    )
 
 
 def _merged(

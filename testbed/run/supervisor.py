@@ -881,7 +881,12 @@ def _load(
     columns = "" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT)
     labels = tuple(map(str, dataset.labels))
     return data, msgspec.structs.replace(
-        artifact, scale=scale_of(dataset.x), columns=columns, labels=labels
+        artifact,
+        scale=scale_of(dataset.x),
+        columns=columns,
+        labels=labels,
+        preparation=dataset.preparation,
+        is_autoencoder=dataset.is_autoencoder,
     )
 
 

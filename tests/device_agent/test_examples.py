@@ -11,8 +11,9 @@ import pytest
 from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.examples import CachedShard, OwnData
+from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
-from fairbed.testbed.experiment.datasets.npz import load_npz
+from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.labels import Classes
@@ -100,7 +101,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, header: str, flip: int) -> N
         data.count()
     assert len(str(got.value).splitlines()) == 1
     with pytest.raises(DatasetError) as wrong:
-        load_npz(data.path)
+        load(DataConfig(source=str(data.path)), 0, {})
     assert len(str(wrong.value).splitlines()) == 1
 
 

@@ -14,10 +14,23 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
 from fairbed.testbed.experiment.datasets.features import Encoding
-from fairbed.testbed.experiment.datasets.labels import Names, as_classes, check_classes, class_text
+from fairbed.testbed.experiment.datasets.labels import (
+    Names,
+    as_classes,
+    check_classes,
+    class_text,
+    labelled,
+)
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.labels import LabelError
+from fairbed.wire.preparation import (
+    NO_LABEL,
+    PADDING,
+    UNKNOWN,
+    Preparation,
+    TextPreparation,
+)
 
 
 class DatasetError(ValueError):
@@ -57,16 +70,24 @@ class Dataset:
 
     name: str
     x: Examples | NDArray[np.uint8]
-    """Features, shape (n, *x_shape), float32, int64, or uint8 pixels (1/255)."""
+    """Features, shape (n, *x_shape), float32, int64 tokens, or uint8 pixels (1/255)."""
     y: Targets
-    """Class of each example, 0 .. classes - 1, int64, or target of regression, float32; shape (n,).
-    """
+    """Classes, 0 .. classes - 1, int64, or targets of regression, float32; shape (n, *y_shape).
+    Where an example has several labels, -1 is a position without one."""
     classes: int
-    """Number of classes; 1 for regression."""
+    """Number of classes, or of labels for multi-label; 1 for regression."""
     x_classes: int = 0
-    """Size of the vocabulary of tokens, which are int64 x; 0 for other x."""
+    """Number of tokens, the vocabulary, for int64 x; 0 for other x."""
     is_binary: bool = False
     """The model has one logit for the two classes: `[model] task = "binary"`."""
+    is_multi_label: bool = False
+    """y are 0 and 1, whether an example has each label; -1 is not known."""
+    is_autoencoder: bool = False
+    """y are x: `data.target = "x"`."""
+    preparation: Preparation | None = None
+    """How files of text, pictures with masks or audio became x and y; None for other data."""
+    read_sha256: str = ""
+    """Hash of the examples as they were read; empty: `fitted` has changed nothing."""
     device_ids: Ints | None = None
     """Natural user of each example, 0 .. users - 1, shape (n,); None if there are no users."""
     description: str
@@ -101,7 +122,14 @@ class Dataset:
         """What a model of these data predicts."""
         if self.is_regression:
             return "regression"
+        if self.is_multi_label:
+            return "multi-label"
         return "binary" if self.is_binary else "classification"
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """Shape of the targets of one example; empty for one label per example."""
+        return self.y.shape[1:]
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -114,6 +142,8 @@ class Dataset:
 
         Missing values count as such, whatever replaces them.
         """
+        if self.read_sha256:
+            return self.read_sha256
         users = () if self.device_ids is None else (self.device_ids,)
         x = self.x if self.encoding is None else self.encoding.as_read(self.x)
         return arrays_sha256((x, self.y, *users))
@@ -125,36 +155,147 @@ class Dataset:
             users = np.unique(users[rows], return_inverse=True)[1].astype(np.int64)
         encoding = None if self.encoding is None else self.encoding.take(rows)
         x, y = self.x[rows], self.y[rows]
-        return replace(self, x=x, y=y, device_ids=users, encoding=encoding)
+        return replace(self, x=x, y=y, device_ids=users, encoding=encoding, read_sha256="")
 
     def fitted(self, rows: Ints) -> "Dataset":
-        """Return the examples with missing values and categories as the training rows define them.
+        """Return the examples with missing values, categories and words as training rows have them.
+
+        A word that no training row has becomes the unknown word.
 
         Args:
             rows: The training rows of all devices, shape (m,).
         """
+        if isinstance(self.preparation, TextPreparation) and self.preparation.unit == "words":
+            return self._with_known_words(rows)
         if self.encoding is None:
             return self
         x, encoding = self.encoding.fitted(self.x, rows)
-        return self if x is self.x else replace(self, x=x, encoding=encoding)
+        if x is self.x:
+            return self
+        y = x.astype(np.float32, copy=False) if self.is_autoencoder else self.y
+        return replace(self, x=x, y=y, encoding=encoding)
 
-    def class_counts(self) -> list[tuple[str, int]]:
-        """Return the label and the number of examples or positions of each class.
+    def _with_known_words(self, rows: Ints) -> "Dataset":
+        is_token = self.y_shape == self.x_shape
+        seen = np.zeros(self.x_classes, np.bool_)
+        seen[[PADDING, UNKNOWN]] = True
+        seen[self.x[rows]] = True
+        if is_token:
+            trained = self.y[rows].astype(np.int64)
+            seen[trained[trained != NO_LABEL]] = True
+        if seen.all():
+            return self
+        # y has -1 where no token follows: the last place stands for it
+        known = np.append(np.where(seen, np.arange(self.x_classes), UNKNOWN), NO_LABEL)
+        y = known[self.y.astype(np.int64)] if is_token else self.y
+        return replace(self, x=known[self.x], y=y, read_sha256=self.sha256)
 
-        Empty for regression.
+    def class_counts(self, rows: Ints | None = None) -> list[tuple[str, int]]:
+        """Return the label and the number of examples, or of positions, of each class.
+
+        Empty for regression; for multi-label the number of examples that have each label.
+
+        Args:
+            rows: The examples to count, shape (m,); None: all.
         """
         if self.is_regression:
             return []
-        known = self.y[self.y >= 0]  # of positions without a label none counts
-        counts = np.bincount(known.astype(np.int64), minlength=self.classes)
+        y = (self.y if rows is None else self.y[rows]).astype(np.int64)
+        counts = (y == 1).sum(axis=0) if self.is_multi_label else _counts(labelled(y), self.classes)
         return [(class_text(self.labels, c), int(count)) for c, count in enumerate(counts)]
 
 
-def targets_text(y: Targets) -> str:
-    """Return a part of a description: what classes or targets, shape (n,), a data set has."""
+def _counts(y: Targets, classes: int) -> Ints:
+    return np.bincount(y.astype(np.int64), minlength=classes)
+
+
+def targets_text(y: Targets, classes: int, *, is_multi_label: bool = False) -> str:
+    """Return a part of a description: what classes or targets, (n, *y_shape), a data set has."""
+    shape = f" of shape {y.shape[1:]}" if y.ndim > 1 else ""
     if y.dtype.kind == "f":
-        return f"targets {y.min():g} .. {y.max():g}"
-    return f"{y.max() + 1} classes"
+        return f"targets{shape} {y.min():g} .. {y.max():g}"
+    if is_multi_label:
+        return f"{classes} labels, several per example"
+    return f"{classes:,} classes" + (f", labels{shape}" if shape else "")
+
+
+def sized(dataset: Dataset, classes: int | None, vocabulary: int | None) -> Dataset:
+    """Return the examples with the numbers of classes and tokens that the user has given.
+
+    Classes keep their numbers then, also if the data lack some.
+
+    Args:
+        dataset: The examples.
+        classes: `data.classes`; None: those that occur.
+        vocabulary: `data.vocabulary`; None: up to the largest token.
+
+    Raises:
+        DatasetError: The data have more, or no classes or tokens.
+    """
+    where, old = dataset.source, targets_text(dataset.y, dataset.classes)
+    if vocabulary is not None:
+        if not dataset.x_classes or dataset.preparation is not None:
+            has = "a vocabulary of its own" if dataset.x_classes else f"x of {dataset.x.dtype}"
+            raise DatasetError(
+                where, f"data.vocabulary must be set for integer x only, got {has}", "remove it"
+            )
+        if vocabulary < dataset.x_classes:
+            row = int(np.argwhere(dataset.x >= vocabulary)[0, 0])
+            raise DatasetError(
+                where,
+                f"x must be tokens 0 .. {vocabulary - 1}, as data.vocabulary has, got "
+                f"{dataset.x_classes - 1} (the first above it in row {row})",
+                "raise data.vocabulary, or correct x",
+            )
+        tokens = f"of {dataset.x_classes:,} tokens", f"of {vocabulary:,} tokens"
+        dataset = replace(
+            dataset, x_classes=vocabulary, description=dataset.description.replace(*tokens)
+        )
+    if classes is None:
+        return dataset
+    names = dataset.labels or tuple(range(dataset.classes))
+    if dataset.is_regression or isinstance(names[0], str):
+        has = "targets with fractions" if dataset.is_regression else f"the name {names[0]!r}"
+        raise DatasetError(
+            where, f"data.classes must be set for numbered classes only, got {has}", "remove it"
+        )
+    numbers = np.array(names, np.int64)
+    if numbers.min() < 0 or numbers.max() >= classes:
+        wrong = numbers[(numbers < 0) | (numbers >= classes)][0]
+        raise DatasetError(
+            where,
+            f"y must be classes 0 .. {classes - 1}, as data.classes has, got {wrong}",
+            "raise data.classes, or correct y",
+        )
+    y = np.append(numbers, NO_LABEL)[dataset.y.astype(np.int64)]
+    return replace(
+        dataset,
+        y=y,
+        classes=classes,
+        labels=(),
+        guess="",
+        description=dataset.description.replace(old, targets_text(y, classes)),
+    )
+
+
+def autoencoder(dataset: Dataset) -> Dataset:
+    """Return the examples with x as their targets: pixels 0 to 1, floats, or tokens."""
+    x, old = dataset.x, targets_text(dataset.y, dataset.classes)
+    y: Targets = x.astype(np.int64 if dataset.x_classes else np.float32)
+    if x.dtype == np.uint8:
+        y = y / np.float32(255.0)
+    classes = dataset.x_classes or 1
+    if isinstance(dataset.preparation, TextPreparation):
+        y = np.where(x == PADDING, NO_LABEL, x)
+    return replace(
+        dataset,
+        y=y,
+        classes=classes,
+        labels=(),
+        guess="",
+        is_autoencoder=True,
+        description=dataset.description.replace(old, targets_text(y, classes)),
+    )
 
 
 def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
@@ -169,21 +310,28 @@ def for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
     Raises:
         DatasetError: The targets do not fit the task.
     """
-    found = _for_task(dataset if task is None else replace(dataset, guess=""), task)
-    texts = targets_text(dataset.y), targets_text(found.y)
-    return replace(found, description=found.description.replace(*texts))
+    is_clear = dataset.preparation is not None and dataset.y.ndim > 1
+    if task is None and is_clear and not dataset.is_regression:
+        found = _for_task(dataset, "classification")
+    else:
+        found = _for_task(dataset if task is None else replace(dataset, guess=""), task)
+    old = targets_text(dataset.y, dataset.classes)
+    new = targets_text(found.y, found.classes, is_multi_label=found.is_multi_label)
+    return replace(found, description=found.description.replace(old, new))
 
 
 def _for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
     """Return the examples with other targets, and the description that they had."""
     if task == "regression":
         return _as_targets(dataset)
+    if task == "multi-label":
+        return _as_multi_label(dataset)
     try:
-        if task is not None and dataset.is_regression:
+        if task is not None and dataset.is_regression and not dataset.is_autoencoder:
             labels = as_classes(dataset.y)
             classes = int(labels.y.max()) + 1
             dataset = replace(dataset, y=labels.y, classes=classes, labels=labels.names)
-        if dataset.origin == "own" and not dataset.is_regression:
+        if dataset.origin == "own" and not dataset.is_regression and not dataset.is_autoencoder:
             note = check_classes(dataset.y.astype(np.int64), dataset.labels, task)
             dataset = replace(dataset, guess="; ".join(filter(None, (dataset.guess, note))))
     except LabelError as exc:
@@ -197,8 +345,29 @@ def _for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
     return replace(dataset, is_binary=task == "binary")
 
 
+def _as_multi_label(dataset: Dataset) -> Dataset:
+    """Return y as the labels that each example has: 0 and 1, shape (n, labels)."""
+    y = dataset.y
+    if y.ndim != 2 or dataset.labels or not np.isin(y, (NO_LABEL, 0, 1)).all():
+        got = f"numbers up to {y.max():g}" if y.ndim == 2 else f"shape {y.shape}"
+        raise DatasetError(
+            "model.task",
+            f"multi-label must have y of 0 and 1, shape (n, labels), got {got} in {dataset.name}",
+            "write 1 for each label that an example has, 0 for the others, -1 if it is not known",
+        )
+    return replace(dataset, y=y.astype(np.int64), classes=y.shape[1], is_multi_label=True)
+
+
 def _as_targets(dataset: Dataset) -> Dataset:
     """Return the labels as numbers, as they are in the source."""
+    if dataset.is_regression:
+        return dataset
+    if dataset.y.ndim > 1 and (dataset.preparation is not None or dataset.is_autoencoder):
+        raise DatasetError(
+            "model.task",
+            f"regression must have numbers as targets, got classes or tokens in {dataset.name}",
+            'set task = "classification"',
+        )
     y = dataset.y.astype(np.float32)
     if dataset.labels:
         if any(isinstance(label, str) for label in dataset.labels):
@@ -208,5 +377,7 @@ def _as_targets(dataset: Dataset) -> Dataset:
                 f"{dataset.labels[1]!r}, ... in {dataset.name}",
                 'set task = "classification", or name another column',
             )
-        y = np.array(dataset.labels, np.float32)[dataset.y]
+        y = np.append(np.array(dataset.labels, np.float32), np.float32(NO_LABEL))[
+            dataset.y.astype(np.int64)
+        ]
     return replace(dataset, y=y, classes=1, labels=())

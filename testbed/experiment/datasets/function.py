@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fairbed.testbed.experiment.data import GROUP, NAMES, DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
-from fairbed.testbed.experiment.datasets.own import own_dataset
+from fairbed.testbed.experiment.datasets.text import of_arrays
 from fairbed.wire.plugins import PluginError, described, factory_of, users_code
 
 TWICE_S = 10.0
@@ -43,7 +43,7 @@ def load_function(config: DataConfig, *, always_twice: bool = False) -> Dataset:
             del arrays  # the examples are in memory once
             arrays = _arrays(name, call())
             _compare(name, first, _digests(arrays))
-    return own_dataset(name, arrays, name=name, fix="correct what the function returns")
+    return of_arrays(name, arrays, config, name=name, fix="correct what the function returns")
 
 
 def _function(config: DataConfig) -> Callable[..., object]:

@@ -4,7 +4,7 @@ The classes are a fact of the data set: distinct labels in their order, whatever
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from fairbed.wire.labels import (
     spelling,
 )
 from fairbed.wire.messages import MAX_TEXT
+from fairbed.wire.preparation import NO_LABEL
 
 MAX_WHOLE = 20
 """Most different whole floats, or whole numbers that are not 0, 1, ..., that are read as classes
@@ -40,7 +41,8 @@ class Labels:
     """Targets of the examples, and what was decided about them."""
 
     y: Targets
-    """Class of each example, int64, or target of regression, float32; shape (n,)."""
+    """Classes, int64, -1 where a position has none, or targets of regression, float32; shape
+    (n, *y_shape)."""
     names: Names = ()
     """Label of each class: names, or numbers that are not 0, 1, ...; empty otherwise."""
     guess: str = ""
@@ -51,15 +53,19 @@ def read_labels(y: NDArray[Any]) -> Labels:
     """Return labels as classes, or as targets of regression if they are numbers with fractions.
 
     Args:
-        y: Integers, booleans, floats or text, shape (n,), n >= 1.
+        y: Integers, booleans, floats or text, shape (n,) or, not text, (n, *y_shape).
 
     Raises:
         LabelError: They are neither.
     """
     y = plain_labels(y)
+    if y.shape[1:] == (1,):
+        labels = read_labels(y[:, 0])
+        note = "y of shape (n, 1) is read as one label per example, (n,)"
+        return replace(labels, guess="; ".join(filter(None, (note, labels.guess))))
     if y.dtype.kind == "U":
         return _named(y)
-    values = np.unique(y)
+    values = np.unique(labelled(y))
     if len(values) < 2:
         raise LabelError(
             f"y must hold two or more classes, or targets, got {_text(values[0])} in all "
@@ -69,6 +75,14 @@ def read_labels(y: NDArray[Any]) -> Labels:
     if y.dtype.kind != "f":
         return as_classes(y)
     is_few = len(values) <= MAX_WHOLE and 2 * len(values) <= len(y)
+    if y.ndim > 1:
+        guess = ""
+        if _is_whole(values) and len(values) <= MAX_WHOLE:
+            guess = (
+                f"targets are the whole numbers {listed(values.tolist())} and are read as targets "
+                "of regression; classes of positions must be integers"
+            )
+        return Labels(y.astype(np.float32), guess=guess)
     if _is_whole(values) and is_few:
         classes = as_classes(y)
         guess = (
@@ -97,12 +111,13 @@ def as_classes(y: NDArray[Any]) -> Labels:
     """Return whole numbers as classes in their order.
 
     Args:
-        y: Integers or whole floats, shape (n,).
+        y: Integers or whole floats, shape (n, *y_shape); -1 is no class with several per example.
 
     Raises:
         LabelError: A number has a fraction, or there are too many.
     """
-    values, classes = np.unique(y, return_inverse=True)
+    is_labelled = np.ones(y.shape, np.bool_) if y.ndim == 1 else y != NO_LABEL
+    values, places = np.unique(y[is_labelled], return_inverse=True)
     if not _is_whole(values) or not 2 <= len(values) <= MAX_CLASSES:
         raise LabelError(
             f"must have classes as targets, got {len(values)} numbers, {_text(values[0])} .. "
@@ -111,25 +126,41 @@ def as_classes(y: NDArray[Any]) -> Labels:
         )
     names = tuple(int(value) for value in values)
     is_plain = names == tuple(range(len(names)))
-    return Labels(classes.astype(np.int64), () if is_plain else names)
+    classes = np.full(y.shape, NO_LABEL, np.int64)
+    classes[is_labelled] = places
+    return Labels(classes, () if is_plain else names)
+
+
+def labelled(y: Targets) -> Targets:
+    """Return the targets that are labels, shape (m,), from targets (n, *y_shape)."""
+    return y if y.ndim == 1 else y.reshape(-1) if y.dtype.kind == "f" else y[y != NO_LABEL]
 
 
 def check_classes(y: Ints, names: Names, task: TaskKind | None) -> str:
     """Refuse labels that are no classes; return what to state of their numbers, if anything.
 
     Args:
-        y: Class of each example, shape (n,).
+        y: Classes, shape (n, *y_shape).
         names: Label of each class; empty: 0, 1, ...
         task: `[model] task`; None: they count as classes without it.
 
     Raises:
-        LabelError: Fewer than two examples share a label, on average, or the labels are many
-            numbers that may as well be targets.
+        LabelError: Fewer than two examples share a label, on average, the labels are many numbers
+            that may as well be targets, or 0 and 1 may be labels or classes of positions.
     """
-    labels = len(np.unique(y))
+    labels = len(np.unique(labelled(y)))
     numbers = [name for name in names if isinstance(name, int)]
     is_open = task is None and (bool(numbers) or not names)
-    if _is_nearly_unique(labels, len(y)):
+    if y.ndim > 1 and labels == 2 and not names and task is None:
+        is_one_hot = y.ndim == 2 and bool((y.sum(axis=1) == 1).all())
+        raise LabelError(
+            f"y may be labels that an example has or not, or classes of positions, got 0 and 1 of "
+            f"shape {y.shape}" + (", one 1 in each row" if is_one_hot else ""),
+            "save y.argmax(axis=1), the class of each example"
+            if is_one_hot
+            else 'set [model] task = "multi-label" or "classification"',
+        )
+    if y.ndim == 1 and _is_nearly_unique(labels, len(y)):
         raise LabelError(
             f"y must hold classes of several examples each, got {labels:,} different labels in "
             f"{len(y):,} rows",
@@ -142,7 +173,8 @@ def check_classes(y: Ints, names: Names, task: TaskKind | None) -> str:
         raise LabelError(
             f"y may be classes or targets, got {len(numbers):,} different whole numbers, "
             f"{numbers[0]} .. {numbers[-1]}",
-            'set [model] task = "classification" or "regression"',
+            'set [model] task = "classification" or "regression"'
+            + (", or data.classes" if y.ndim > 1 else ""),
         )
     absent = _between(numbers)
     return f"labels are the numbers {listed(numbers)}, which are the classes in this order" + (

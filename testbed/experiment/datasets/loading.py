@@ -10,13 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from fairbed.testbed.experiment.data import DataConfig, SyntheticConfig
+from fairbed.device_agent.folders import FolderError, folder_kind
+from fairbed.testbed.experiment.data import AudioConfig, DataConfig, MasksConfig, SyntheticConfig
 from fairbed.testbed.experiment.datasets import cifar
-from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, for_task
+from fairbed.testbed.experiment.datasets.dataset import (
+    Dataset,
+    DatasetError,
+    autoencoder,
+    for_task,
+    sized,
+)
+from fairbed.testbed.experiment.datasets.folders import load_audio, load_masks, load_pictures
 from fairbed.testbed.experiment.datasets.function import load_function
 from fairbed.testbed.experiment.datasets.mnist import how_to_get, load_mnist
 from fairbed.testbed.experiment.datasets.npz import load_npz
-from fairbed.testbed.experiment.datasets.pictures import load_pictures
 from fairbed.testbed.experiment.datasets.scikit_learn import (
     load_breast_cancer,
     load_diabetes,
@@ -24,6 +31,7 @@ from fairbed.testbed.experiment.datasets.scikit_learn import (
 )
 from fairbed.testbed.experiment.datasets.synthetic import synthetic
 from fairbed.testbed.experiment.datasets.table import load_table
+from fairbed.testbed.experiment.datasets.text import load_text_table, load_texts
 from fairbed.wire.artifact import TaskKind
 
 
@@ -93,6 +101,9 @@ def load(
         whole = load_function(config, always_twice=always_twice)
     else:
         whole = _load_all(config, generator(seed, Draw.GENERATE), environment)
+    whole = sized(whole, config.classes, config.vocabulary)
+    if config.target == "x":
+        whole = autoencoder(whole)
     taken = subsample(for_task(whole, task), config.max_examples, seed)
     return taken if taken is whole else replace(taken, whole_sha256=whole.sha256)
 
@@ -133,8 +144,24 @@ def _load_all(
 
 def _load_path(path: Path, config: DataConfig) -> Dataset:
     if path.suffix == ".npz":
-        return load_npz(path)
+        return load_npz(path, config)
+    if config.is_table and config.text is not None:
+        return load_text_table(path, config)
     if config.is_table:
         assert config.label is not None, "the section was checked"
         return load_table(path, config.label, config.device, config.features, config.categories)
-    return load_pictures(path)
+    if config.is_text or config.text is not None or config.target == "next":
+        return load_texts(path, config)
+    try:
+        kind = folder_kind(path)
+    except FolderError as exc:
+        raise DatasetError(exc.where, exc.problem, exc.what_to_do) from exc
+    match kind:
+        case "masks":
+            return load_masks(path, config.masks or MasksConfig())
+        case "audio":
+            return load_audio(path, config.audio or AudioConfig())
+        case "text":
+            return load_texts(path, config)
+        case _:
+            return load_pictures(path)

@@ -7,18 +7,24 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
-from fairbed.testbed.experiment.datasets.own import check_memory, own_dataset
+from fairbed.testbed.experiment.datasets.own import check_memory
+from fairbed.testbed.experiment.datasets.text import of_arrays
 
 
-def load_npz(path: Path) -> Dataset:
+def load_npz(path: Path, config: DataConfig) -> Dataset:
     """Return the examples in the file at `path`.
+
+    Args:
+        path: The file.
+        config: What x and y mean: `text` and `target`.
 
     Raises:
         DatasetError: The file cannot be read or breaks a rule; no pickle is ever loaded.
     """
-    arrays = _read(path)
-    return own_dataset(str(path), arrays, name=path.stem, fix="correct this array in the file")
+    arrays, fix = _read(path), "correct this array in the file"
+    return of_arrays(str(path), arrays, config, name=path.stem, fix=fix)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

@@ -1,7 +1,7 @@
 """Check a user's own arrays and make a data set of them, whatever they were read from.
 
-Arrays: `x` (n, ...) float, uint8 pixels or int; `y` (n,) int from 0, text, or float,
-the targets of regression; optionally `x_test`
+Arrays: `x` (n, ...) float, uint8 pixels, or int, tokens; `y` (n,) int, text, or float, the targets
+of regression, or (n, ...) int with -1 where a position has no label, or float; optionally `x_test`
 and `y_test`, which are pooled with them; optionally `device` (n,), the user of each row, integers
 or strings (and then `device_test`, if there is a test part).
 """
@@ -14,11 +14,17 @@ import psutil
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.testbed.experiment.data import MAX_TOKENS
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, targets_text
 from fairbed.testbed.experiment.datasets.labels import Labels, read_labels
 from fairbed.wire.labels import LabelError
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+_TOKENS = (
+    "x are integers and are read as tokens, of which a model takes embeddings; save pixels as "
+    "uint8, and numbers as float32"
+)
 
 REQUIRED = ("x", "y")
 KNOWN = ("x", "y", "x_test", "y_test", "device", "device_test")
@@ -26,7 +32,9 @@ MEMORY_SHARE = 0.5
 """Largest share of the free memory that examples may take: the shards of the devices are copies."""
 
 
-def own_dataset(where: str, arrays: Arrays, *, name: str, fix: str) -> Dataset:
+def own_dataset(
+    where: str, arrays: Arrays, *, name: str, fix: str, is_labelled: bool = True
+) -> Dataset:
     """Return the data set in a user's arrays.
 
     Args:
@@ -34,11 +42,21 @@ def own_dataset(where: str, arrays: Arrays, *, name: str, fix: str) -> Dataset:
         arrays: The arrays by name.
         name: Name of the data set.
         fix: What the user does about a wrong array.
+        is_labelled: Their y are the targets; otherwise y is not needed, and 0 without a meaning.
 
     Raises:
         DatasetError: The arrays break a rule.
     """
-    return _Checked(where, fix).dataset(arrays, name)
+    if not is_labelled:
+        arrays = {
+            **{key: array for key, array in arrays.items() if key not in ("y", "y_test")},
+            **{
+                f"y{part}": np.zeros(len(arrays[f"x{part}"]), np.int64)
+                for part in ("", "_test")
+                if np.ndim(arrays.get(f"x{part}", 0))
+            },
+        }
+    return _Checked(where, fix, is_labelled).dataset(arrays, name)
 
 
 def check_memory(where: str, size_bytes: int) -> None:
@@ -69,9 +87,10 @@ def _gib(size_bytes: int) -> str:
 class _Checked:
     """The rules for arrays; each method raises `DatasetError` at the first broken one."""
 
-    def __init__(self, where: str, fix: str) -> None:
+    def __init__(self, where: str, fix: str, is_labelled: bool) -> None:
         self._where = where
         self._fix = fix
+        self._is_labelled = is_labelled
 
     def dataset(self, arrays: Arrays, name: str) -> Dataset:
         self._check_names(arrays)
@@ -81,8 +100,12 @@ class _Checked:
             raise self._error(f"x and y must have equal length, got {len(x)} and {len(y)}")
         users = self._users(self._pooled(arrays, "device"), len(y)) if "device" in arrays else None
         x = self._features(x)
-        is_regression = y.dtype.kind == "f"
-        classes = 1 if is_regression else int(y.max()) + 1
+        classes = 1 if y.dtype.kind == "f" else int(y.max()) + 1
+        x_classes = int(x.max()) + 1 if x.dtype.kind == "i" else 0
+        of_x = f" of {x_classes:,} tokens" if x_classes else ""
+        guess = labels.guess
+        if x_classes and x.ndim > 2:
+            guess = "; ".join(filter(None, (guess, _TOKENS)))
         n_users = "" if users is None else f", {users.max() + 1:,} users"
         return Dataset(
             name=name,
@@ -90,9 +113,13 @@ class _Checked:
             y=y,
             classes=classes,
             labels=labels.names,
-            guess=labels.guess,
+            x_classes=x_classes,
+            guess=guess,
             device_ids=users,
-            description=f"{len(y):,} examples of shape {x.shape[1:]}, {targets_text(y)}{n_users}",
+            description=(
+                f"{len(y):,} examples of shape {x.shape[1:]}{of_x}, {targets_text(y, classes)}"
+                f"{n_users}"
+            ),
             source=self._where,
             origin="own",
         )
@@ -132,6 +159,8 @@ class _Checked:
         return np.concatenate([array, test])
 
     def _labels(self, y: NDArray[Any]) -> Labels:
+        if not self._is_labelled:
+            return Labels(y)
         try:
             labels = read_labels(y)
         except LabelError as exc:
@@ -144,13 +173,15 @@ class _Checked:
         if x.dtype.kind in "iu":
             if x.dtype == np.uint8:
                 return x
-            raise self._error(
-                f"x must be float or uint8, got {x.dtype} from {x.min()} to {x.max()} (integers "
-                "are tokens, which no model takes in this type)",
-                'save x.astype("float32"): a model of tokens takes its whole numbers',
-            )
+            if x.min() < 0 or x.max() >= MAX_TOKENS:
+                raise self._error(
+                    f"integers in x are tokens and must be 0 .. {MAX_TOKENS - 1:,}, got {x.min()} "
+                    f"to {x.max()}",
+                    'number the tokens from 0, which is padding; save numbers as "float32"',
+                )
+            return x.astype(np.int64, copy=False)
         if x.dtype.kind != "f":
-            raise self._error(f"x must be float or uint8, got {x.dtype}")
+            raise self._error(f"x must be float, uint8 or integer, got {x.dtype}")
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():

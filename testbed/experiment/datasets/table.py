@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,16 +73,8 @@ def load_table(
     Raises:
         DatasetError: pyarrow is not installed, or the file cannot be read or breaks a rule.
     """
-    try:
-        import pyarrow as pa
-    except ImportError as exc:
-        raise DatasetError(
-            str(path),
-            f"pyarrow must be installed to read {path.suffix}, got none",
-            f"run: {install_command('fairbed[analysis]')}",
-        ) from exc
-    try:
-        table = _open_parquet(path) if path.suffix.lower() == ".parquet" else _open_csv(path)
+    with _reading(path):
+        table = _open(path)
         names = _features(path, table.names, label, device)
         choice = Choice.of(path, names, features, categories)
         keys = _keys(path, table, [label] if device is None else [label, device], len(choice.used))
@@ -92,16 +85,71 @@ def load_table(
         table.check()
         columns.index = table.index
         columns.exact = _exact(table, choice.used, columns)
+    encoded = encode(path, choice, columns, groups_of(arrays))
+    arrays["x"] = encoded.x
+    data = own_dataset(str(path), arrays, name=path.stem, fix="correct this column in the file")
+    return replace(data, encoding=encoded.encoding, notes=encoded.notes)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise what may fail in pyarrow, or without it, as an error about data."""
+    try:
+        import pyarrow as pa
+    except ImportError as exc:
+        raise DatasetError(
+            str(path),
+            f"pyarrow must be installed to read {path.suffix}, got none",
+            f"run: {install_command('fairbed[analysis]')}",
+        ) from exc
+    try:
+        yield
     except TextError as exc:
         raise DatasetError(str(path), exc.problem, exc.what_to_do) from exc
     except FileNotFoundError as exc:
         raise DatasetError(str(path), "file must exist, got none", "check data.source") from exc
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:  # a folder, or damage
         raise _damaged(path, exc) from exc
-    encoded = encode(path, choice, columns, groups_of(arrays))
-    arrays["x"] = encoded.x
-    data = own_dataset(str(path), arrays, name=path.stem, fix="correct this column in the file")
-    return replace(data, encoding=encoded.encoding, notes=encoded.notes)
+
+
+def read_text_columns(
+    path: Path, column: str, label: str | None, device: str | None
+) -> tuple[list[str], dict[str, NDArray[Any]]]:
+    """Return the texts of a table, and the arrays `y` and `device` of those columns that are given.
+
+    Args:
+        path: As in `load_table`.
+        column: Of the texts.
+        label: Of the labels.
+        device: Of the users.
+
+    Raises:
+        DatasetError: As in `load_table`.
+    """
+    with _reading(path):
+        table = _open(path)
+        wanted = [name for name in (column, label, device) if name is not None]
+        for key, name in (("text.column", column), ("label", label), ("device", device)):
+            if name is not None and name not in table.names:
+                raise DatasetError(
+                    str(path),
+                    f"data.{key} must be one of its columns ({', '.join(table.names[:10])}), got "
+                    f"{name!r}",
+                    "correct the name, or add a header",
+                )
+        if len(set(wanted)) < len(wanted):
+            raise DatasetError(
+                str(path),
+                f"text, label and device must be different columns, got {wanted}",
+                "name another column",
+            )
+        keys = _keys(path, table, wanted, 0)
+        arrays = {}
+        if label is not None:
+            arrays["y"] = _labels(path, label, keys.column(label))
+        if device is not None:
+            arrays["device"] = _users(path, device, keys.column(device))
+        return [text or "" for text in _as_text(keys.column(column)).to_pylist()], arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +163,10 @@ class _Table:
     """Check what only all columns together show; raises `TextError`."""
     index: frozenset[str] = frozenset()
     """Columns that pandas has written as the index of its table."""
+
+
+def _open(path: Path) -> _Table:
+    return _open_parquet(path) if path.suffix.lower() == ".parquet" else _open_csv(path)
 
 
 def _open_csv(path: Path) -> _Table:

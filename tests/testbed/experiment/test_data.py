@@ -74,7 +74,7 @@ def test_natural_needs_data_with_users() -> None:
         ({"dataset": "a.npz"}, "cifar10, got 'a.npz'; write source = \"a.npz\" instead"),
         ({"dataset": "my.mod:load"}, 'write source = "my.mod:load" instead'),
         ({"dataset": "digits", "source": "a.npz"}, "dataset and source must not both be set"),
-        ({"source": "a.txt"}, "source must be package.module:function, end in .npz, .csv, .tsv"),
+        ({"source": "a.pkl"}, "source must be package.module:function, end in .npz, .csv, .tsv"),
         ({"source": ""}, "or be a folder, got ''"),
         ({"source": "a.csv"}, "label must name the column of the labels in a.csv, got none; set"),
         ({"source": "a.npz", "label": "y"}, "label must not be set for 'a.npz', got 'y'; remove"),

@@ -5,7 +5,7 @@ import pytest
 
 from fairbed.testbed.experiment.data import GROUP, data_config
 from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
-from fairbed.testbed.experiment.datasets.npz import load_npz
+from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.wire import plugins
 from tests.testbed.experiment.datasets.idx_files import write_folder
 
@@ -49,7 +49,7 @@ def test_verify_accepts_an_own_file(tmp_path: Path) -> None:
     np.savez(path, x=np.zeros((20, 2)), y=np.arange(20) % 2)
     status = verify(data_config(str(path)), {})
     assert (status.is_available, status.n, status.where) == (True, 20, str(path))
-    assert status.sha256 == load_npz(path).sha256
+    assert status.sha256 == load(data_config(str(path)), 0, {}).sha256
 
 
 def test_a_registered_function_is_listed_but_not_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def test_refuses_a_module_that_is_not_there() -> None:
         ({"x": X, "labels": Y}, "unknown array 'labels'; valid names are x, y, x_test"),
         ((X, Y[:-1]), "x and y must have equal length, got 40 and 39; correct what the function"),
         ((NAN, Y), "x must be finite as float32, got NaN or infinity in row 7"),
-        ((X.astype(object), Y), "x must be float or uint8, got object; correct what"),
+        ((X.astype(object), Y), "x must be float, uint8 or integer, got object; correct what"),
         ((X, 3), "y must have one row per example, got a scalar"),
     ],
 )

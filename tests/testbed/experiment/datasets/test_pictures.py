@@ -6,7 +6,7 @@ from PIL import Image
 
 from fairbed.testbed.experiment.data import data_config
 from fairbed.testbed.experiment.datasets import DatasetError, load
-from fairbed.testbed.experiment.datasets.pictures import load_pictures
+from fairbed.testbed.experiment.datasets.folders import load_pictures
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (3, 5, 4), np.uint8)
