@@ -12,8 +12,9 @@ from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 
-EVALUATION_BATCH = 64
-"""Examples per evaluation run: bounds the memory of activations."""
+EVALUATION_BATCH, EVALUATION_VALUES = 64, 1 << 20
+"""Examples of an evaluation run, and values of x in it: they bound the memory of activations, which
+grow with x."""
 
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
@@ -41,12 +42,24 @@ class Engine(Protocol):
         ...
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
 
-        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
-        change the returned array; the next call overwrites it.
+        `vector` has shape (n_values,); its buffers, if any, are updated in place, by each part in
+        order. The caller may change the returned array; the next call overwrites it.
+
+        Args:
+            vector: The model.
+            x: Examples, shape (B, *x_shape).
+            y: Targets, shape (B,).
+            micro_batch: Examples of a part, see `parts`. The sum over the parts, with weights of
+                the whole mini-batch, is its gradient up to the order of the sums, unless the
+                examples of a part affect each other, as in batch normalisation.
         """
         ...
 
@@ -65,6 +78,17 @@ class Engine(Protocol):
 
 OpenEngine: TypeAlias = Callable[[Artifact, int], Engine]
 """Opens the engine of a task, with that many threads of one training step."""
+
+
+def evaluation_batch(spec: TaskSpec) -> int:
+    """Return the examples of an evaluation run of a task."""
+    return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // math.prod(spec.x_shape)))
+
+
+def parts(n: int, size: int | None) -> list[slice]:
+    """Return the parts of n examples, of `size` and in order; None is one part."""
+    size = n if size is None else size
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def self_check(engine: Engine) -> None:

@@ -16,9 +16,10 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from fairbed.device_agent.engines.base import (
-    EVALUATION_BATCH,
     Examples,
     checked_vector,
+    evaluation_batch,
+    parts,
     shaped_examples,
 )
 from fairbed.device_agent.errors import EngineError
@@ -89,12 +90,13 @@ class TorchEngine:
         self._seed = seed, step
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
     ) -> tuple[float, NDArray[np.float32]]:
-        """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
-
-        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
-        change the returned array; the next call overwrites it.
+        """Return the mean loss (nats) of a mini-batch and its gradient; see `Engine.gradient`.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
@@ -105,13 +107,17 @@ class TorchEngine:
         self._gradient.zero_()
         for _, _, _, found in self._copied:
             found.zero_()
+        weights, loss_sum = torch.full((len(labels),), 1.0 / len(labels)), 0.0
         with self._drawing(), self._failing("a training step"):
-            loss = example_losses(self._module(inputs), labels, self.spec.kind).mean()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for part in parts(len(labels), micro_batch):
+                losses = example_losses(self._module(inputs[part]), labels[part], self.spec.kind)
+                loss = (weights[part].to(losses.dtype) * losses).sum()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                loss_sum += loss.item()
         for _, _, gradient, found in self._copied:
             gradient.copy_(found)
         self._save_buffers(vector)
-        return loss.item(), self._gradient.numpy()
+        return loss_sum, self._gradient.numpy()
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode.
@@ -126,9 +132,8 @@ class TorchEngine:
         kind, loss_sum, correct = self.spec.kind, 0.0, 0
         scores = list[NDArray[np.float32]]()
         with torch.no_grad(), self._failing("an evaluation"):
-            for start in range(0, len(targets), EVALUATION_BATCH):
-                target = targets[start : start + EVALUATION_BATCH]
-                output = self._module(inputs[start : start + EVALUATION_BATCH])
+            for batch in parts(len(targets), evaluation_batch(self.spec)):
+                target, output = targets[batch], self._module(inputs[batch])
                 loss_sum += example_losses(output, target, kind).sum().item()
                 found = None
                 if kind == "classification":
