@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.device_agent.engines.base import Engine, Examples
+from fairbed.device_agent.engines.base import Engine, Examples, parts
 from fairbed.device_agent.host import Meter
 from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
 from fairbed.wire.artifact import TaskSpec
@@ -83,7 +83,8 @@ def train(
         w = w - learning_rate v
 
     Every epoch visits all examples in a new random order; its last mini-batch may be smaller.
-    All terms act on parameters; the engine updates the buffers.
+    All terms act on parameters; the engine updates the buffers. With `micro_batch` the engine
+    computes a mini-batch in parts, which bounds its memory; all else sees whole mini-batches.
 
     Args:
         engine: Computes the gradients.
@@ -92,7 +93,7 @@ def train(
         y: Targets, shape (n, *y_shape).
         hyperparameters: Epochs, batch size, step size and the terms above.
         seed: Seed of the mini-batch orders (`wire.messages.Train`).
-        meter: Counts every mini-batch, after its step.
+        meter: Counts every mini-batch, or every part of it, after its step.
         should_stop: Called before every mini-batch; True ends the training.
         anchor: The global model w_t, shape (n_values,); not set: it is `vector`.
         rule: Changes each gradient; not set: none does.
@@ -114,7 +115,7 @@ def train(
     w_t = vector if anchor is None else anchor
     vectors = {} if vectors is None else vectors
     descent = Descent(work[:n_params], hyperparameters, w_t[:n_params], rule, vectors)
-    limit = hyperparameters.max_steps
+    limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
     steps, loss_sum, seen = 0, 0.0, 0
     for is_first, batch in mini_batches(len(y), hyperparameters, seed):
         if (limit is not None and steps >= limit) or should_stop():
@@ -122,15 +123,17 @@ def train(
         if is_first:
             loss_sum, seen = 0.0, 0
         engine.reseed(seed, steps)
-        loss, gradient = engine.gradient(work, x[batch], y[batch])
+        loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch)
         steps += 1
         if not np.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
         if descent.has_rules:
-            gradient_at = partial(_gradient_at, engine, work, x[batch], y[batch], gradient)
+            mini_batch = x[batch], y[batch], micro_batch
+            gradient_at = partial(_gradient_at, engine, work, mini_batch, gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient)
-        meter.step(len(batch))
+        for part in parts(len(batch), micro_batch):
+            meter.step(part.stop - part.start)
         positions = int(counts[batch].sum())
         loss_sum += loss * positions
         seen += positions
@@ -146,8 +149,7 @@ def train(
 def _gradient_at(
     engine: Engine,
     work: NDArray[np.float32],
-    x: Examples,
-    y: Targets,
+    mini_batch: tuple[Examples, Targets, int | None],
     here: NDArray[np.float32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
@@ -157,7 +159,7 @@ def _gradient_at(
     """
     other, before = work.copy(), here.copy()
     other[: len(params)] = params
-    loss, gradient = engine.gradient(other, x, y)
+    loss, gradient = engine.gradient(other, *mini_batch)
     there = gradient.copy()
     np.copyto(here, before)
     return np.array(loss), there

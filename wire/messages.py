@@ -172,6 +172,8 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """L2 bound of one gradient over all parameters; None means no clipping."""
     max_steps: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
     """Stop after this many mini-batches; None means all epochs."""
+    micro_batch: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    """Examples of a part in which a mini-batch is computed; None computes it at once."""
 
 
 Lambda: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]

@@ -160,7 +160,7 @@ class Fleet:
             device.n_registered, device.positions_registered = n_k, positions
         if is_new:
             self._record(device, was_known)
-        if problem := self._engine_problem(device):
+        if problem := self._training_problem(device):
             if is_new:
                 self._event_log.report("skill", problem, level="warning", device=name)
             self._private.drop(name)
@@ -301,11 +301,11 @@ class Fleet:
             )
         )
 
-    def _engine_problem(self, device: Device) -> str:
-        """Return why a device cannot run the model, and what to do; empty if it can."""
+    def _training_problem(self, device: Device) -> str:
+        """Return why a device cannot train the model, and what to do; empty if it can."""
         engine, module = self.registry.engine, self.registry.module
         if device.runs_model(engine, module):
-            return ""
+            return self.registry.memory_problem(device)
         assert device.capabilities is not None
         if engine not in device.capabilities.engines:
             return (
@@ -316,6 +316,13 @@ class Fleet:
             f"its owner does not allow the module {module} of this model; start its agent with "
             f"--allow-models {module}"
         )
+
+    def _own_part(self, device: Device) -> int | None:
+        """Return the part of a mini-batch that follows from a device's memory; else None."""
+        fitting, known = self.registry.fitting, device.capabilities
+        if fitting is None or known is None or fitting.training.micro_batch != "auto":
+            return None
+        return fitting.micro_batch(known.memory_bytes, device.n_registered)
 
     def _record(self, device: Device, was_known: bool) -> None:
         capabilities = device.capabilities
@@ -332,6 +339,13 @@ class Fleet:
                 "its agent cannot report a loss, which the selection needs, so it is never "
                 "selected; update its agent",
                 level="warning",
+                device=device.name,
+            )
+        if size := self._own_part(device):
+            self._event_log.report(
+                "memory",
+                f"its memory holds {size} examples of a mini-batch at once, so it computes parts "
+                "of that size",
                 device=device.name,
             )
         rule = self.registry.local_rule

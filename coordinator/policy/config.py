@@ -95,6 +95,12 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     """Largest L2 norm of the gradient of a mini-batch; not set: no clipping."""
     max_steps: PositiveInt | None = None
     """Stop after this many mini-batches; not set: all epochs."""
+    micro_batch: Annotated[int, Meta(ge=1, le=1 << 20)] | Literal["auto"] | None = None
+    """Examples of a part in which a device computes a mini-batch, which bounds its memory; auto:
+    the most that fit into it; not set: whole mini-batches."""
+    micro_batch_statistics: bool = False
+    """Micro-batches may change the results of a model whose examples affect each other, as those of
+    batch normalisation do; otherwise such a model is refused."""
     rule: Annotated[str, Meta(examples=list(LOCAL_RULES))] = "sgd"
     """Change of local training: none (sgd), proportional fairness of each mini-batch (propfair), or
     a plug-in as `package.module:Name` or by entry point."""
@@ -131,7 +137,14 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             proximal=self.proximal,
             clip_norm=self.clip_norm,
             max_steps=self.max_steps,
+            micro_batch=None if self.micro_batch == "auto" else self.micro_batch,
         )
+
+    @property
+    def part_size(self) -> int:
+        """Examples that a device computes at once, unless they depend on its memory."""
+        size = self.micro_batch
+        return min(self.batch_size, size) if isinstance(size, int) else self.batch_size
 
 
 class PersonalisationConfig(Section, frozen=True, kw_only=True):

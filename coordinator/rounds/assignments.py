@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
@@ -139,7 +141,9 @@ class Assignments:
             round=table.id,
             attempt=table.attempt,
             model=self._versions.manifest,
-            hyperparameters=self._config.training.hyperparameters(table.id),
+            hyperparameters=self._registry.fitted(
+                device, self._config.training.hyperparameters(table.id)
+            ),
             seed=self._decisions.training_seed(table.id, device.row),
             needs_loss=self._decisions.aggregator.needs_loss,
             deadline_s=settings.late_limit_s or settings.deadline_s,
@@ -160,9 +164,11 @@ class Assignments:
         if not settings.is_on:
             return None
         is_new = device.aggregated_round is None or settings.method == "local-only"
-        return settings.request(
+        personal = settings.request(
             config.training,
             round_id,
             run=self._run,
             init_seed=config.seed_init if is_new else None,
         )
+        fitted = self._registry.fitted(device, personal.hyperparameters)
+        return structs.replace(personal, hyperparameters=fitted)

@@ -28,6 +28,7 @@ from fairbed.coordinator.policy.live_settings import (
     key_of,
     with_changes,
 )
+from fairbed.coordinator.policy.memory import Fitting
 from fairbed.coordinator.ports import HostServices
 from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
 from fairbed.coordinator.rounds.assignments import Assignments
@@ -94,6 +95,8 @@ class TrainingSetup:
     """Devices in row order; other devices get the next rows as they join."""
     emulated: Collection[str] = ()
     """The emulated ones, for reports only; the others are physical."""
+    fitting: Fitting | None = None
+    """Fits training into the memory of devices; None: it needs little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +281,7 @@ class Coordinator:
             noise_multiplier=self._config.privacy.noise_multiplier,
             engine=self._setup.artifact.engine,
             module="" if module is None else package_of(module.path),
+            fitting=self._setup.fitting,
         )
         task = encode_artifact(self._setup.artifact)
         chunk_bytes = min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)

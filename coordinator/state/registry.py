@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.explanation import Reason
-from fairbed.wire.messages import Capabilities, Context, Hello
+from fairbed.coordinator.policy.memory import Fitting
+from fairbed.wire.messages import Capabilities, Context, Hello, Hyperparameters
 from fairbed.wire.scale import Scale
 
 CONTEXT_MAX_AGE_S = 3.0
@@ -280,6 +282,9 @@ class Registry:
     module: str = ""
     """Python module of the model, empty for graphs; a device whose owner does not allow it is not
     available."""
+    fitting: Fitting | None = None
+    """Fits training into the memory of devices; None: it needs little. A device into which it does
+    not fit is not available."""
     _devices: dict[str, Device] = field(default_factory=dict)
     _rows: list[Device] = field(default_factory=list)
     _changed: set[int] = field(default_factory=set)
@@ -414,7 +419,8 @@ class Registry:
         """Return why a device is not available, or None if it is."""
         if device.is_excluded:
             return Reason.EXCLUDED
-        if not device.runs_model(self.engine, self.module) and device.is_on:
+        is_unfit = not device.runs_model(self.engine, self.module) or self.memory_problem(device)
+        if is_unfit and device.is_on:
             return Reason.UNFIT  # it stays in preparation
         status = device.status(now)
         if reason := _ABSENT.get(status):
@@ -429,8 +435,24 @@ class Registry:
             device.has_rule(self.local_rule)
             and device.accepts_noise(self.noise_multiplier)
             and device.runs_model(self.engine, self.module)
+            and not self.memory_problem(device)
             and (device.can_report_loss or not self.needs_losses)
         )
+
+    def memory_problem(self, device: Device) -> str:
+        """Return why training does not fit into the memory of a device; empty if it may."""
+        known = device.capabilities
+        if self.fitting is None or known is None:
+            return ""
+        return self.fitting.problem(known.memory_bytes, device.n_registered)
+
+    def fitted(self, device: Device, hyperparameters: Hyperparameters) -> Hyperparameters:
+        """Return hyperparameters with parts of mini-batches that fit into a device's memory."""
+        known = device.capabilities
+        if self.fitting is None or known is None:
+            return hyperparameters
+        size = self.fitting.micro_batch(known.memory_bytes, device.n_registered)
+        return structs.replace(hyperparameters, micro_batch=size)
 
     def present(self, now: float) -> int:
         """Return the number of devices that are available or at work on an open exchange."""

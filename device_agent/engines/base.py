@@ -13,10 +13,9 @@ from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import batch_text
 
-EVALUATION_BATCH = 64
-"""Most examples per evaluation run: bounds the memory of activations."""
-EVALUATION_OUTPUTS = 1 << 20
-"""Most logits of all positions in one evaluation run, unless those of one example are more."""
+EVALUATION_BATCH, EVALUATION_VALUES = 64, 1 << 20
+"""Most examples of an evaluation run, and most values of x, or logits of all positions, in it unless
+one example has more: they bound the memory of activations."""
 
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
@@ -44,13 +43,25 @@ class Engine(Protocol):
         ...
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
 
         The mean is over all positions of all examples (`wire.evaluation.positions_of`).
-        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
-        change the returned array; the next call overwrites it.
+        `vector` has shape (n_values,); its buffers, if any, are updated in place, by each part in
+        order. The caller may change the returned array; the next call overwrites it.
+
+        Args:
+            vector: The model.
+            x: Examples, shape (B, *x_shape).
+            y: Targets, shape (B, *y_shape).
+            micro_batch: Examples of a part, see `parts`. The sum over the parts, with weights of
+                the whole mini-batch, is its gradient up to the order of the sums, unless the
+                examples of a part affect each other, as in batch normalisation.
         """
         ...
 
@@ -69,6 +80,19 @@ class Engine(Protocol):
 
 OpenEngine: TypeAlias = Callable[[Artifact, int], Engine]
 """Opens the engine of a task, with that many threads of one training step."""
+
+
+def evaluation_batch(spec: TaskSpec) -> int:
+    """Return the examples of an evaluation run of a task."""
+    logits = math.prod(spec.y_shape) * (spec.classes if spec.kind == "classification" else 1)
+    of_one = max(math.prod(spec.x_shape), logits if spec.y_shape else 1)
+    return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // of_one))
+
+
+def parts(n: int, size: int | None) -> list[slice]:
+    """Return the parts of n examples, of `size` and in order; None is one part."""
+    size = n if size is None else size
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def self_check(engine: Engine) -> None:
@@ -105,14 +129,6 @@ def shaped_examples(spec: TaskSpec, x: Examples, y: Targets) -> tuple[Examples, 
     if not shaped.flags.c_contiguous:
         shaped = shaped.copy()
     return shaped, y if y.flags.c_contiguous else y.copy()
-
-
-def evaluation_batch(spec: TaskSpec) -> int:
-    """Return the number of examples per evaluation run."""
-    if not spec.y_shape:
-        return EVALUATION_BATCH
-    of_one = math.prod(spec.y_shape) * (spec.classes if spec.kind == "classification" else 1)
-    return max(1, min(EVALUATION_BATCH, EVALUATION_OUTPUTS // of_one))
 
 
 def checked_vector(spec: TaskSpec, vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -18,6 +18,7 @@ from fairbed.device_agent.engines.base import (
     Examples,
     checked_vector,
     evaluation_batch,
+    parts,
     shaped_examples,
 )
 from fairbed.device_agent.errors import EngineError
@@ -80,12 +81,13 @@ class OnnxEngine:
         """Do nothing: the graphs draw no random numbers."""
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
     ) -> tuple[float, NDArray[np.float32]]:
-        """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
-
-        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
-        change the returned array; the next call overwrites it.
+        """Return the mean loss of a mini-batch and its gradient; see `Engine.gradient`.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
@@ -94,9 +96,33 @@ class OnnxEngine:
         x, y = shaped_examples(self.spec, x, y)
         if self._bound is None or self._bound() is not vector:
             self._bind_vector(vector)
+        weights = mean_weights(y)
+        first, *others = parts(len(y), micro_batch)
+        loss, total = self._step(vector, x[first], y[first], weights[first]), self._gradient
+        if others:
+            total = self._gradient.copy()
+        for part in others:
+            loss += self._step(vector, x[part], y[part], weights[part])
+            total += self._gradient
+        return loss, total
+
+    def _step(
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        weights: NDArray[np.float32],
+    ) -> float:
+        """Compute a part of a mini-batch: its loss; its gradient is in `self._gradient`.
+
+        Args:
+            vector: The bound vector, whose buffers are updated.
+            x: Examples, shape (m, *x_shape).
+            y: Targets, shape (m,).
+            weights: Of each example in the mini-batch, shape (m,).
+        """
         self._bind("x", x)
         self._bind("y", y)
-        weights = mean_weights(y)
         self._bind("w", weights)
         try:
             with self._running() as options:
@@ -104,7 +130,7 @@ class OnnxEngine:
         except Exception as exc:  # the runtime's errors share no base class
             raise EngineError(f"{self.spec.name}: a training step failed: {_line(exc)}") from exc
         vector[self._n_params :] = self._buffers
-        return float(self._loss), self._gradient
+        return float(self._loss)
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode.
@@ -118,17 +144,16 @@ class OnnxEngine:
         views = self.spec.layout.views(vector)
         feeds: dict[str, Any] = {_state(t): views[t.name] for t in self.spec.layout.tensors}
         names = self.spec.evaluation_outputs
-        parts, size = list[Evaluation](), evaluation_batch(self.spec)
-        for start in range(0, len(y), size):
-            batch = slice(start, start + size)
+        evaluations = list[Evaluation]()
+        for batch in parts(len(y), evaluation_batch(self.spec)):
             feeds |= {"x": x[batch], "y": y[batch]}
             try:
                 with self._running() as options:
                     outputs = self._evaluation.run(names, feeds, options)
             except Exception as exc:  # the runtime's errors share no base class
                 raise EngineError(f"{self.spec.name}: evaluation failed: {_line(exc)}") from exc
-            parts.append(Evaluation.of_outputs(dict(zip(names, outputs, strict=True))))
-        return Evaluation.pooled(parts)
+            evaluations.append(Evaluation.of_outputs(dict(zip(names, outputs, strict=True))))
+        return Evaluation.pooled(evaluations)
 
     def running_s(self) -> float:
         """Return how long the step in progress has taken; 0 between steps."""

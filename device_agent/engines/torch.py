@@ -19,11 +19,12 @@ from fairbed.device_agent.engines.base import (
     Examples,
     checked_vector,
     evaluation_batch,
+    parts,
     shaped_examples,
 )
 from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, TaskSpec
-from fairbed.wire.evaluation import Evaluation, Targets, positions_of
+from fairbed.wire.evaluation import Evaluation, Targets, mean_weights
 from fairbed.wire.float_types import cast_floats
 from fairbed.wire.models import call_factory, sourced_factory
 from fairbed.wire.plugins import PluginError, users_code
@@ -87,12 +88,13 @@ class TorchEngine:
         self._seed = seed, step
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
     ) -> tuple[float, NDArray[np.float32]]:
-        """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
-
-        `vector` has shape (n_values,); its buffers, if any, are updated in place. The caller may
-        change the returned array; the next call overwrites it.
+        """Return the mean loss (nats) of a mini-batch and its gradient; see `Engine.gradient`.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
@@ -101,12 +103,16 @@ class TorchEngine:
         inputs, labels = self._tensors(x, y)
         self._load(vector)
         self._gradient.zero_()
+        weights, loss_sum = torch.from_numpy(mean_weights(y)), 0.0
         with self._drawing(), self._failing("a training step"):
-            losses = target_losses(self._module(inputs), labels, self.spec)
-            loss = losses.sum() / int(positions_of(y).sum())
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for part in parts(len(labels), micro_batch):
+                losses = target_losses(self._module(inputs[part]), labels[part], self.spec)
+                of_examples = losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+                loss = (weights[part].to(losses.dtype) * of_examples).sum()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                loss_sum += loss.item()
         self._save_buffers(vector)
-        return loss.item(), self._gradient.numpy()
+        return loss_sum, self._gradient.numpy()
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode.
@@ -118,13 +124,11 @@ class TorchEngine:
         inputs, targets = self._tensors(x, y)
         self._load(vector)
         self._module.eval()
-        parts, size = list[Evaluation](), evaluation_batch(self.spec)
+        evaluations = list[Evaluation]()
         with torch.no_grad(), self._failing("an evaluation"):
-            for start in range(0, len(targets), size):
-                target = targets[start : start + size]
-                output = self._module(inputs[start : start + size])
-                parts.append(self._evaluation(output, target))
-        return Evaluation.pooled(parts)
+            for batch in parts(len(targets), evaluation_batch(self.spec)):
+                evaluations.append(self._evaluation(self._module(inputs[batch]), targets[batch]))
+        return Evaluation.pooled(evaluations)
 
     def _evaluation(self, output: torch.Tensor, target: torch.Tensor) -> Evaluation:
         """Return the evaluation of one output of the module."""

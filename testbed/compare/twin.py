@@ -201,5 +201,6 @@ def _work(x: ExchangeRow, task: Task) -> Work:
         examples * task.example_bytes,
         needs_loss=x.loss_before is not None,
     )
-    train_s = passes_s(task.costs.train, examples, steps, task.training.batch_size)
+    training = task.training
+    train_s = passes_s(task.costs.train, examples, steps, training.batch_size, training.part_size)
     return replace(work, steps=steps, train_s=train_s)

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
+from fairbed.coordinator.policy.memory import TaskMemory
 from fairbed.testbed.emulation.step_speed import StepWork
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -33,7 +34,11 @@ class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def passes_s(
-    cost: StepCost, n_examples: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int
+    cost: StepCost,
+    n_examples: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    batch_size: int,
+    part_size: int | NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
     """Return the cost of training steps, seconds, shape (K,).
 
@@ -44,11 +49,14 @@ def passes_s(
         n_examples: Examples of each device, shape (K,).
         steps: Steps of each device, shape (K,); the last pass may be incomplete.
         batch_size: Size of all batches but the last of a pass.
+        part_size: Examples of a batch that are computed at once, of all devices or of each, shape
+            (K,); each part has the fixed cost of a step. None is a whole batch.
     """
+    size = batch_size if part_size is None else part_size
     whole, rest = np.divmod(n_examples, batch_size)
     passes, more = np.divmod(steps, np.maximum(whole + (rest > 0), 1))
-    batch_s = cost.seconds(batch_size)
-    rest_s = np.where(rest > 0, cost.fixed_s + cost.per_example_s * rest, 0.0)
+    batch_s = cost.fixed_s * -(-batch_size // size) + cost.per_example_s * batch_size
+    rest_s = cost.fixed_s * -(-rest // size) + cost.per_example_s * rest
     total_s: NDArray[np.float64] = passes * (whole * batch_s + rest_s) + more * batch_s
     return total_s
 
@@ -67,6 +75,8 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     relative to their median; None is unknown."""
     work: StepWork | None = None
     """Arithmetic and memory traffic of the training step; None is unknown."""
+    memory: TaskMemory | None = None
+    """Peak memory of training; None is so little that it was not measured."""
     measured_at: float | None = None
     """Time of the measurement, seconds since 1970; None is unknown."""
 
@@ -110,6 +120,12 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Bytes that a training step reads and writes, per example."""
     fixed_bytes: Work = 0.0
     """Bytes of a training step whatever its examples. All four are 0 if they are unknown."""
+    memory_bytes: Work = 0.0
+    """Peak memory of an agent in training, without activations and data."""
+    memory_example_bytes: Work = 0.0
+    """Memory of each example that is computed at once."""
+    memory_least_bytes: Work = 0.0
+    """Peak memory of the self-check. All three are 0 if they are small."""
 
     @classmethod
     def of(cls, costs: WorkCosts, core_speed: float) -> "TaskCosts":
@@ -127,6 +143,18 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             decode_s=costs.decode_s * core_speed,
             encode_s=costs.encode_s * core_speed,
             **({} if costs.work is None else structs.asdict(costs.work)),
+            **({} if costs.memory is None else _numbers_of(costs.memory)),
+        )
+
+    @property
+    def memory(self) -> TaskMemory | None:
+        """Peak memory of training; None is so little that it was not measured."""
+        if not self.memory_least_bytes:
+            return None
+        return TaskMemory(
+            fixed_bytes=self.memory_bytes,
+            example_bytes=self.memory_example_bytes,
+            least_bytes=self.memory_least_bytes,
         )
 
     @property
@@ -150,6 +178,15 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     def evaluate(self) -> StepCost:
         """Cost of an evaluation step."""
         return StepCost(fixed_s=self.evaluation_step_s, per_example_s=self.evaluation_example_s)
+
+
+def _numbers_of(memory: TaskMemory) -> dict[str, float]:
+    """Return the fields of `TaskCosts` for the memory of a task."""
+    return {
+        "memory_bytes": memory.fixed_bytes,
+        "memory_example_bytes": memory.example_bytes,
+        "memory_least_bytes": memory.least_bytes,
+    }
 
 
 def fit_cost(small: tuple[int, float], large: tuple[int, float]) -> StepCost:

@@ -187,7 +187,7 @@ def profile_at_task(profile: Profile, experiment: Experiment, costs: TaskCosts) 
         experiment: Names the model, its class and the batch size.
         costs: Costs of the task.
     """
-    model, batch_size = experiment.model, experiment.training.batch_size
+    model, batch_size = experiment.model, experiment.training.part_size
     if model.name in MODELS and model.like is None:
         return profile
     reference_s = costs.train.seconds(batch_size)

@@ -49,6 +49,7 @@ from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
+from fairbed.testbed.host.memory import task_memory
 from fairbed.testbed.host.step_work import step_work
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
@@ -325,12 +326,13 @@ def measure(probe: Probe) -> Measured:
     evaluation = _evaluation_windows(engine, reference)
     reference_steps = [*training.reference_s, *evaluation.reference_s]
     reference_s = float(np.quantile(reference_steps, 0.1))
-    spread_ratio = training.spread_ratio
+    spread_ratio, work = training.spread_ratio, step_work(artifact)
     costs = WorkCosts(
         train=training.cost(reference_s),
         evaluate=evaluation.cost(reference_s),
         spread_ratio=spread_ratio,
-        work=step_work(artifact),
+        work=work,
+        memory=task_memory(artifact, probe.artifact, probe.hyperparameters, work),
         measured_at=time.time(),
     )
     if probe.exchange is not None:
@@ -438,7 +440,8 @@ def _train_windows(
     rule: GuardedRule | None,
     reference: Callable[[], float],
 ) -> _Windows:
-    large = min(max(2, hyperparameters.batch_size), trainer.EVALUATION_BATCH)
+    size = min(hyperparameters.batch_size, hyperparameters.micro_batch or trainer.EVALUATION_BATCH)
+    large = min(max(2, size), trainer.EVALUATION_BATCH)
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
     settings = msgspec.structs.replace(
         hyperparameters,
@@ -446,6 +449,7 @@ def _train_windows(
         batch_size=large,
         learning_rate=_TINY_LEARNING_RATE,
         max_steps=None,
+        micro_batch=None,
     )
     names = () if rule is None else (*rule.sent, *rule.kept)
     zero = np.zeros(engine.spec.layout.n_params, dtype=np.float32)

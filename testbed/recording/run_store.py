@@ -6,6 +6,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import TruthRow
 from fairbed.profiles.load import near_names
@@ -72,8 +73,7 @@ def read_training(folder: Path) -> TrainingSettings:
     experiment = load_experiment(folder / CONFIG)
     if (replayed := experiment.replay.task_costs) is not None:
         costs = WorkCosts(train=replayed.train, evaluate=replayed.evaluate)
-        epochs, batch_size = experiment.training.epochs, experiment.training.batch_size
-        return TrainingSettings(epochs, batch_size, costs, core_speed=1.0)
+        return _settings(experiment.training, costs, 1.0)
     speed = experiment.emulation.host_core_speed
     with RunReader(folder) as reader:
         has_emulated = any(map(is_emulated, reader.truths()))
@@ -85,9 +85,11 @@ def read_training(folder: Path) -> TrainingSettings:
         costs = anyio.run(work_costs, folder, probe)
     except OSError as exc:
         raise BackendError(f"{folder}: must be writable to keep what steps cost: {exc}") from exc
-    return TrainingSettings(
-        epochs=training.epochs, batch_size=training.batch_size, costs=costs, core_speed=speed
-    )
+    return _settings(training, costs, speed)
+
+
+def _settings(training: TrainingConfig, costs: WorkCosts, speed: float) -> TrainingSettings:
+    return TrainingSettings(training.epochs, training.batch_size, costs, speed, training.part_size)
 
 
 def _artifact(experiment: Experiment) -> Artifact:

@@ -196,7 +196,9 @@ def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
     if speed == "auto":
         speed = host_speed(os.environ).core_speed
     training = experiment.training
-    settings = TrainingSettings(training.epochs, training.batch_size, costs, speed)
+    settings = TrainingSettings(
+        training.epochs, training.batch_size, costs, speed, training.part_size
+    )
     packing = packing_of(exchanges, settings, wanted)
     steps = TaskCosts.of(costs, speed)
     return msgspec.structs.replace(steps, decode_s=packing.decode_s, encode_s=packing.encode_s)

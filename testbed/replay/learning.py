@@ -29,7 +29,7 @@ from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.experiment.shards import task_of
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
-from fairbed.testbed.replay.cohort.devices import Unpaced
+from fairbed.testbed.replay.cohort.devices import DeviceTrainer, Unpaced
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.device_vectors import RuleCohort
@@ -37,6 +37,7 @@ from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, Ver
 from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.run.evaluation import FleetEvaluator
+from fairbed.testbed.run.memory import check_parts
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.codecs import encode_with_feedback, pack, unpack
 from fairbed.wire.errors import DecodeError, EncodeError
@@ -201,6 +202,7 @@ class Learning:
         rule: The devices' half of the local rule; None if there is none.
         positions: Positions of the training examples of each device that have a target, shape (N,),
             the weights of its updates; None with one each.
+        part_sizes: Examples that each device computes at once, shape (N,); None: as the round has.
     """
 
     def __init__(
@@ -215,8 +217,9 @@ class Learning:
         personal: PersonalCohort | None = None,
         rule: RuleCohort | None = None,
         positions: Ints | None = None,
+        part_sizes: Ints | None = None,
     ) -> None:
-        self._positions = positions
+        self._positions, self._part_sizes = positions, part_sizes
         self._malicious = {row: MaliciousDevice(one) for row, one in (attacks or {}).items()}
         self._decisions = decisions
         self._config: CoordinatorConfig = decisions.config
@@ -244,6 +247,15 @@ class Learning:
     def vector(self) -> Vector:
         """The current model, shape (n_values,)."""
         return self._vector
+
+    def remarks(self) -> list[str]:
+        """Return what this training does otherwise than devices, as lines."""
+        if self._config.training.micro_batch is None or isinstance(self._trainer, DeviceTrainer):
+            return []
+        return [
+            f"training.micro_batch: this replay trains by {self._trainer.name}, which computes "
+            "whole mini-batches: its models differ from those of devices by rounding"
+        ]
 
     def train(
         self,
@@ -327,7 +339,7 @@ class Learning:
         if needs_loss:
             before = self._reported(batch.rows, self._trainer.losses(base, rows))
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
-        jobs = [CohortJob(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
+        jobs = self._jobs(rows, seeds)
         hyperparameters = self._config.training.hyperparameters(batch.round)
         for results in self._results(base, jobs, hyperparameters):
             at, has_failed = results.at, results.has_failed
@@ -356,6 +368,14 @@ class Learning:
             accumulator.add_all(Stack(rows, weights, models, losses))
             yield arrived
         learned.losses[learned.has_failed] = np.nan
+
+    def _jobs(self, rows: Sequence[int], seeds: Ints) -> list[CohortJob]:
+        """Return the training of some devices, with seeds of shape (K,)."""
+        sizes = self._part_sizes
+        return [
+            CohortJob(row, seed, None if sizes is None else int(sizes[row]))
+            for row, seed in zip(rows, seeds.tolist(), strict=True)
+        ]
 
     def _results(
         self, base: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
@@ -443,7 +463,7 @@ class Learning:
         config = self._config
         rows = batch.rows[~has_diverged]
         seeds = self._decisions.training_seeds(batch.round, rows)
-        jobs = [CohortJob(*pair) for pair in zip(rows.tolist(), seeds.tolist(), strict=True)]
+        jobs = self._jobs(rows.tolist(), seeds)
         request = config.personalisation.request(
             config.training, batch.round, run="replay", init_seed=config.seed_init
         )
@@ -573,6 +593,7 @@ def make_learning(
     threads, dataset = threads or free_cores(), data.dataset
     artifact = setup.artifact or task_of(experiment.model, dataset)
     experiment.check_layout(artifact.spec.layout)
+    check_parts(experiment, artifact)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads, cluster)
         undo.callback(trainer.close)
@@ -597,4 +618,5 @@ def make_learning(
         personal=personal,
         rule=rule,
         positions=Shards(data, artifact.spec.x_shape).positions,
+        part_sizes=setup.part_sizes,
     )

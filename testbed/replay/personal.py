@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from msgspec import structs
+
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Score
 from fairbed.device_agent.ditto import train_personal
@@ -78,6 +80,8 @@ class PersonalCohort:
     def _train_one(self, w_t: Vector, job: CohortJob, personal: Personal) -> None:
         """Train the personal model of a device as the device does."""
         start = self.models.starts([job.device])[0]
+        fitted = job.fitted(personal.hyperparameters)
+        personal = structs.replace(personal, hyperparameters=fitted)
         x, y = self._shards.whole(job.device)
         try:
             trained = train_personal(

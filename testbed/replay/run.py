@@ -126,6 +126,8 @@ def _replay(
         if engine.at.round == 0:
             for finding in setup.findings():
                 store.add(_event(finding.kind, finding.text, finding.level))
+            for line in () if learning is None else learning.remarks():
+                store.add(_event("micro-batch", line, "info"))
         for replayed in engine.replay(experiment.rounds):
             checkpointer.write(replayed)
             listener(replayed)

@@ -49,6 +49,7 @@ from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
+from fairbed.testbed.run.memory import fitting_of, part_sizes
 from fairbed.testbed.run.preflight import (
     PreflightFinding,
     engine_findings,
@@ -95,6 +96,8 @@ class ReplaySetup:
     """Numbers of links that are likely those of another unit, as lines."""
     inputs: Inputs = field(default_factory=Inputs)
     """Hashes of what was read."""
+    part_sizes: Ints | None = None
+    """Examples that each device computes at once, shape (N,), where its memory decides it."""
 
     def findings(self) -> Iterator[PreflightFinding]:
         """Yield the warnings about settings before the first round."""
@@ -336,7 +339,10 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
     artifact = task_of(experiment.model, dataset)
-    world, decisions = _world(experiment, dataset, artifact, columns_of(devices), examples)
+    fitting = fitting_of(experiment, artifact.spec, costs.memory)
+    sizes = part_sizes(experiment, fitting, [(d.spec.name, d.profile) for d in devices], examples)
+    conditions = columns_of(devices)
+    world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes)
     rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
     powers = [phase_power(device.profile) for device in devices]
     return ReplaySetup(
@@ -351,6 +357,7 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
         artifact=artifact,
         left_out=not_replayed(devices, experiment.emulation.congestion),
         unlikely=unlikely_numbers(devices),
+        part_sizes=sizes if experiment.training.micro_batch == "auto" else None,
     )
 
 
@@ -437,6 +444,7 @@ def _world(
     artifact: Artifact,
     conditions: tuple[MeanConditions, VaryingConditions],
     examples: Ints,
+    sizes: Ints | None = None,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
     config = experiment.coordinator()
@@ -453,6 +461,7 @@ def _world(
             examples * (dataset.x[:1].nbytes + max(_LABEL_BYTES, dataset.y[:1].nbytes)),
             needs_loss=decisions.aggregator.needs_loss,
             sample=_sample(decisions),
+            part_size=sizes,
         ),
         seed=experiment.seed_for("traces"),
         noise=experiment.replay.noise,

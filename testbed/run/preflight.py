@@ -300,6 +300,15 @@ def settings_findings(
         problem = mini_batch_problem(experiment.aggregation, experiment.training, n_k)
         if problem:
             yield PreflightFinding("mini-batch", problem, "warning")
+    training = experiment.training
+    if trains and training.micro_batch is not None and training.micro_batch_statistics:
+        yield PreflightFinding(
+            "micro-batch",
+            "training.micro_batch_statistics: statistics of batch normalisation are those of parts "
+            f"of {training.micro_batch} examples, not of the mini-batches of "
+            f"{training.batch_size}, so results differ from those without training.micro_batch",
+            "warning",
+        )
     config = experiment.coordinator()
     if trains:
         gradient = make_pseudo_gradient(config.aggregation, config.training)

@@ -23,9 +23,11 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 import msgspec
+import numpy as np
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.policy.memory import Fitting
 from fairbed.coordinator.ports import Audit, DeviceControl, HostServices, no_task_key
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
@@ -60,6 +62,7 @@ from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
+from fairbed.testbed.host.memory import memory_here
 from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.lab.audit import Audit as AuditLog
@@ -86,6 +89,7 @@ from fairbed.testbed.run.emulated_identities import (
 )
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
+from fairbed.testbed.run.memory import check_parts, fitting_of, part_sizes
 from fairbed.testbed.run.notify import Notifier
 from fairbed.testbed.run.preflight import engine_findings, preflight_findings, source_findings
 from fairbed.testbed.run.stopping import StopControl, ended_by_signals, watch_stdin
@@ -260,6 +264,7 @@ async def _run(
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
     costs = await _costs(plan, devices, artifact)
+    fitting = await _fitting(plan, planned, data, artifact, costs)
     of_task = None if costs is None else TaskCosts.of(costs, _core_speed(devices))
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
@@ -293,6 +298,7 @@ async def _run(
                 endpoint=endpoint,
                 devices=devices,
                 names=names,
+                fitting=fitting,
                 on_watch=on_watch,
                 on_flood=partial(
                     _stop_flood, suspend=suspend, group=group, stop=stop, endpoint=endpoint
@@ -516,11 +522,37 @@ async def _costs(
     return await work_costs(plan.folder, Probe.of(artifact, plan.experiment.training))
 
 
+async def _fitting(
+    plan: RunPlan,
+    planned: Sequence[PlannedDevice],
+    data: FleetData,
+    artifact: Artifact,
+    costs: WorkCosts | None,
+) -> Fitting | None:
+    """Return what fits training into the memory of devices; None if it needs little.
+
+    The memory of a physical device is known when it joins.
+
+    Raises:
+        ExperimentError: Training does not fit into an emulated device.
+        BackendError: The memory of training cannot be measured.
+    """
+    memory = None if costs is None else costs.memory
+    if costs is None and (plan.experiment.physical or not plan.knows_fleet):
+        training = plan.experiment.training.hyperparameters(1)
+        memory = await anyio.to_thread.run_sync(memory_here, artifact, training)
+    fitting = fitting_of(plan.experiment, artifact.spec, memory)
+    profiles = [(d.spec.name, None if d.is_physical else d.profile) for d in planned]
+    n_k = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
+    part_sizes(plan.experiment, fitting, profiles, n_k)
+    return fitting
+
+
 def _calibration(plan: RunPlan, costs: WorkCosts | None) -> Calibration | None:
     """Return what a run states about its calibration; None if it is unknown."""
     if costs is None or costs.spread_ratio is None or costs.measured_at is None:
         return None
-    batch_size = plan.experiment.training.batch_size
+    batch_size = plan.experiment.training.part_size
     return Calibration(
         batch_size=batch_size,
         step_s=costs.train.seconds(batch_size),
@@ -574,6 +606,8 @@ class _Parts:
     """The emulated ones."""
     names: list[str]
     """Names of all devices of `[[fleet]]`, in its order."""
+    fitting: Fitting | None
+    """Fits training into the memory of devices; None: it needs little."""
     on_watch: Callable[[], None]
     """Called when a viewer on another machine asks for rows."""
     on_flood: Callable[[str], None]
@@ -611,6 +645,7 @@ def _coordinator(
         attempt=parts.attempt,
         device_names=parts.names,
         emulated=frozenset(device.spec.name for device in parts.devices),
+        fitting=parts.fitting,
     )
     link = LinkSetup(
         transport=transport,
@@ -878,6 +913,7 @@ def _load(
     dataset = data.dataset
     artifact = task_of(experiment.model, dataset)
     experiment.check_layout(artifact.spec.layout)
+    check_parts(experiment, artifact)
     columns = "" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT)
     labels = tuple(map(str, dataset.labels))
     return data, msgspec.structs.replace(

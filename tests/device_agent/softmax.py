@@ -44,7 +44,11 @@ class SoftmaxEngine:
         pass
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
     ) -> tuple[float, NDArray[np.float32]]:
         self.gradients += 1
         if self._hook is not None:

@@ -65,7 +65,9 @@ class Formula:
     def reseed(self, seed: int, step: int) -> None:
         self.seeds.append((seed, step))
 
-    def gradient(self, vector: Floats, x: Examples, y: Targets) -> tuple[float, Floats]:
+    def gradient(
+        self, vector: Floats, x: Examples, y: Targets, micro_batch: int | None = None
+    ) -> tuple[float, Floats]:
         self.batches.append(x)
         return self.loss, np.array(self._gradient(vector, x, len(self.batches)), np.float32)
 
@@ -106,6 +108,7 @@ def run(
     proximal: float = 0.0,
     clip_norm: float | None = None,
     max_steps: int | None = None,
+    micro_batch: int | None = None,
     seed: int = 0,
     anchor: list[float] | None = None,
 ) -> TrainResult:
@@ -119,6 +122,7 @@ def run(
         proximal=proximal,
         clip_norm=clip_norm,
         max_steps=max_steps,
+        micro_batch=micro_batch,
     )
     return train(
         engine,
@@ -298,11 +302,28 @@ def test_reports_no_loss_when_stopped_before_the_first_mini_batch() -> None:
     assert result.steps == 0
 
 
+def test_charges_each_part_of_a_mini_batch() -> None:
+    class InParts(Formula):
+        def gradient(
+            self, vector: Floats, x: Examples, y: Targets, micro_batch: int | None = None
+        ) -> tuple[float, Floats]:
+            assert micro_batch == 4
+            return super().gradient(vector, x, y)
+
+    engine, meter = InParts(constant(0.0)), CountingMeter()
+    result = run(engine, [0.0], n=15, batch_size=10, micro_batch=4, meter=meter)
+    assert [len(x) for x in engine.batches] == [10, 5]
+    assert meter.sizes == [4, 4, 2, 4, 1]
+    assert result.steps == 2
+
+
 def test_reports_the_mean_loss_of_the_last_epoch_per_example() -> None:
     losses = iter([9.0, 9.0, 1.0, 4.0])
 
     class Improving(Formula):
-        def gradient(self, vector: Floats, x: Examples, y: Targets) -> tuple[float, Floats]:
+        def gradient(
+            self, vector: Floats, x: Examples, y: Targets, micro_batch: int | None = None
+        ) -> tuple[float, Floats]:
             self.loss = next(losses)
             return super().gradient(vector, x, y)
 

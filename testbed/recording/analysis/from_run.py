@@ -75,12 +75,16 @@ class TrainingSettings:
     """Costs of its steps, in seconds of one core of the machine that measured them."""
     core_speed: float
     """Speed of that machine, in cores of the reference machine."""
+    part_size: int | None = None
+    """Examples that a device computes at once; None is a mini-batch."""
 
     def reference_s(self, n_k: int, steps: int) -> float | None:
         """Return the cost of `steps` over `n_k` examples; None if there cannot be so many steps."""
         if not 0 < steps <= self.epochs * -(-n_k // self.batch_size):
             return None
-        cost_s = passes_s(self.costs.train, np.array([n_k]), np.array([steps]), self.batch_size)
+        cost_s = passes_s(
+            self.costs.train, np.array([n_k]), np.array([steps]), self.batch_size, self.part_size
+        )
         return float(cost_s[0]) * self.core_speed
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
+from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.device_agent.local_training import GuardedRule
@@ -22,6 +23,15 @@ class CohortJob:
     """Number of its shard."""
     seed: int
     """Seed of the order of its mini-batches, as in `wire.messages.Train`."""
+    micro_batch: int | None = None
+    """As `Hyperparameters.micro_batch`, where it follows from the memory of the device; None: that
+    of the round."""
+
+    def fitted(self, hyperparameters: Hyperparameters) -> Hyperparameters:
+        """Return the hyperparameters of a round for this device."""
+        if self.micro_batch is None:
+            return hyperparameters
+        return structs.replace(hyperparameters, micro_batch=self.micro_batch)
 
 
 @dataclass(frozen=True, slots=True)

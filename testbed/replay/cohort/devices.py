@@ -116,7 +116,7 @@ class DeviceTrainer:
                     start,
                     x,
                     y,
-                    part.hyperparameters,
+                    job.fitted(part.hyperparameters),
                     job.seed,
                     Unpaced(),
                     lambda: False,

@@ -114,6 +114,7 @@ class Work:
         *,
         needs_loss: bool,
         sample: Sample | None = None,
+        part_size: Ints | None = None,
     ) -> "Work":
         """Return the work of a round, the same in every round.
 
@@ -124,8 +125,10 @@ class Work:
             shard_bytes: Shape (N,).
             needs_loss: Whether the aggregation rule needs the loss of the model that is sent.
             sample: Examples that a loss query evaluates before a selection; None for no query.
+            part_size: Examples that each device computes at once, shape (N,); None: as configured.
         """
         training, n = config.training, len(examples)
+        size = training.part_size if part_size is None else part_size
         steps = _steps(training.hyperparameters(1), examples)
         evaluate_s = _forward_pass_s(costs, examples)
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
@@ -133,8 +136,8 @@ class Work:
             examples=examples,
             shard_bytes=shard_bytes,
             steps=steps,
-            train_s=passes_s(costs.train, examples, steps, training.batch_size),
-            personal_s=_personal_s(config, costs, examples),
+            train_s=passes_s(costs.train, examples, steps, training.batch_size, size),
+            personal_s=_personal_s(config, costs, examples, size),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
             query_s=np.zeros(n) if sample is None else _forward_pass_s(costs, queried),
@@ -149,7 +152,9 @@ def _steps(h: Hyperparameters, examples: Ints) -> Ints:
     return steps if h.max_steps is None else np.minimum(steps, h.max_steps)
 
 
-def _personal_s(config: CoordinatorConfig, costs: TaskCosts, examples: Ints) -> Floats:
+def _personal_s(
+    config: CoordinatorConfig, costs: TaskCosts, examples: Ints, part_size: int | Ints
+) -> Floats:
     """Return the cost of training the personal model (`device_agent.ditto`), shape (N,)."""
     settings, training = config.personalisation, config.training
     if not settings.is_on:
@@ -159,7 +164,7 @@ def _personal_s(config: CoordinatorConfig, costs: TaskCosts, examples: Ints) -> 
     drawn = np.zeros_like(examples) if is_fixed else validation_size(examples)
     left = examples - drawn
     steps = _steps(h, left)
-    section_s = passes_s(costs.train, left, steps, h.batch_size)
+    section_s = passes_s(costs.train, left, steps, h.batch_size, part_size)
     if is_fixed:
         return section_s
     sections, validations = (candidates, 1) if settings.choice == "local" else (1, steps)

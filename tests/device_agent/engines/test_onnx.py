@@ -58,6 +58,20 @@ def test_the_self_check_detects_wrong_results(cnn: Artifact, field: str) -> None
         self_check(engine)
 
 
+@pytest.mark.parametrize("size", [1, 4, 7, 20, 50])
+def test_the_parts_of_a_mini_batch_add_up_to_it(cnn: Artifact, size: int) -> None:
+    engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
+    x, y = examples(20, 1, 8, 8)
+    loss, gradient = engine.gradient(vector, x, y)
+    whole = gradient.copy()
+    in_parts, found = engine.gradient(vector, x, y, size)
+    assert in_parts == pytest.approx(loss, rel=1e-6)
+    assert np.linalg.norm(found - whole) <= 1e-6 * np.linalg.norm(whole)
+    again = OnnxEngine(cnn).gradient(vector.copy(), x, y, size)
+    assert again[0] == in_parts
+    np.testing.assert_array_equal(again[1], found)
+
+
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_a_mini_batch_of_any_size_is_the_mean_of_its_examples(cnn: Artifact, n: int) -> None:
     engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)

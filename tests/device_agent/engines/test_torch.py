@@ -85,6 +85,28 @@ def test_trains_and_evaluates_as_the_graphs_do(model: str, classes: int, kind: T
         np.testing.assert_allclose(found.scores, right.scores, rtol=1e-4, atol=1e-5)
 
 
+def test_both_engines_compute_the_same_parts_and_update_buffers_in_their_order() -> None:
+    tasks = [load_task(f"{MODELS}:smooth", (6,), 3, engine=name) for name in ("onnx", "torch")]
+    vector, x, y = selfcheck_inputs(tasks[0].spec, 4, 20)
+    n_params, found = tasks[0].spec.layout.n_params, []
+    for task in tasks:
+        model = vector.copy()
+        loss, gradient = open_own_engine(task).gradient(model, x, y, 7)
+        found.append(np.concatenate([[loss], gradient, model[n_params:]]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)
+    means = x[:7], x[7:14], x[14:]
+    inputs = dict(tasks[0].spec.layout.views(vector))
+    expected = inputs["2.running_mean"]
+    for part in means:
+        hidden = part.reshape(len(part), -1) @ inputs["1.weight"].T + inputs["1.bias"]
+        expected = 0.9 * expected + 0.1 * hidden.mean(0)
+    got = vector.copy()
+    got[n_params:] = found[0][1 + n_params :]
+    np.testing.assert_allclose(
+        tasks[0].spec.layout.views(got)["2.running_mean"], expected, rtol=1e-4, atol=1e-6
+    )
+
+
 def test_what_the_exporter_refuses_is_named_and_torch_takes_over(recurrent: Artifact) -> None:
     assert recurrent.engine == "torch"
     assert recurrent.module is not None

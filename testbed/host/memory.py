@@ -1,0 +1,104 @@
+"""The peak memory of training a task, measured in fresh processes that work as an agent does.
+
+Only models whose training may need more than `SMALL_BYTES` are measured: all others fit into every
+board that runs an agent.
+"""
+
+import subprocess
+import sys
+
+import msgspec
+
+from fairbed.coordinator.policy.memory import TaskMemory
+from fairbed.device_agent.peak_memory import Peaks, Request
+from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.errors import BackendError
+from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.host.step_work import step_work
+from fairbed.wire.artifact import Artifact, encode_artifact
+from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.tensors import Layout
+
+SMALL_BYTES = 192 << 20
+"""Three quarters of 256 MiB, the memory of the smallest boards that run an agent."""
+
+AGENT_BYTES = 80 << 20
+"""An agent with the runtime and no model (`fairbed bench agent-memory`)."""
+
+MODEL_COPIES = 6
+"""Copies of the values of a model in a step: received, before and after, gradient, update, and the
+momentum."""
+
+LARGEST_BYTES = 4 << 30
+"""Bound of the activations of a measured step on this machine, by `bound_bytes`: they need a
+quarter of it or less."""
+
+TIMEOUT_S = 600.0
+
+
+def bound_bytes(layout: Layout, work: StepWork, n_examples: int) -> float:
+    """Return an upper bound of the peak memory of a step, from its memory traffic.
+
+    An operation writes each of its outputs, and another one reads it: all outputs together have at
+    most half the size of the traffic.
+    """
+    activations = 0.5 * (work.moved_bytes * n_examples + work.fixed_bytes)
+    return AGENT_BYTES + MODEL_COPIES * layout.size_bytes + activations
+
+
+def task_memory(
+    artifact: Artifact, encoded: bytes, hyperparameters: Hyperparameters, work: StepWork
+) -> TaskMemory | None:
+    """Return the memory of training a task; None if it is small.
+
+    Args:
+        artifact: The task.
+        encoded: The task as it is sent.
+        hyperparameters: Batch size, parts and the terms of a step.
+        work: Memory traffic of a step.
+
+    Raises:
+        BackendError: A step cannot be measured.
+    """
+    size = min(hyperparameters.batch_size, hyperparameters.micro_batch or (1 << 20))
+    if bound_bytes(artifact.spec.layout, work, size) <= SMALL_BYTES:
+        return None
+    request = Request(artifact=encoded, hyperparameters=hyperparameters)
+    most = int(2.0 * LARGEST_BYTES // max(work.moved_bytes, 1.0))
+    large = max(2, min(size, most))
+    small = max(1, large // 2)
+    low, high = peaks(request, small), peaks(request, large)
+    return TaskMemory.between(
+        (small, low.train), (large, high.train), least=max(low.check, high.check)
+    )
+
+
+def memory_here(artifact: Artifact, hyperparameters: Hyperparameters) -> TaskMemory | None:
+    """Return the memory of training a task whose steps were not counted; see `task_memory`."""
+    encoded = encode_artifact(artifact)
+    return task_memory(artifact, encoded, hyperparameters, step_work(artifact))
+
+
+def peaks(request: Request, n_examples: int) -> Peaks:
+    """Return the peak memory of a fresh process that trains on this many examples at once.
+
+    Raises:
+        BackendError: It cannot be measured.
+    """
+    command = [sys.executable, "-m", "fairbed.device_agent.peak_memory", str(n_examples)]
+    try:
+        done = subprocess.run(
+            guarded(command),
+            input=msgspec.msgpack.encode(request),
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise BackendError(f"memory: a training step must run here, got {exc}") from exc
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+        raise BackendError(
+            f"memory: a training step on {n_examples} examples must run here, got: {lines[-1]}"
+        )
+    return msgspec.json.decode(done.stdout, type=Peaks)
