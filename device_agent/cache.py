@@ -1,12 +1,14 @@
-"""Downloaded tasks and shards on the disk of a device.
+"""Downloaded tasks and shards on the disk of a device, and what the device made of them.
 
-`BlobCache` names them by sha256. A file is written under a temporary name first, so a file with its
-final name is complete; its hash is checked on each read. `ArrivedChunks` keeps those of an
-unfinished download, which the next agent process continues. The size of the folder is limited: the
-least recently used file is removed first.
+`BlobCache` names downloads by sha256. A file is written under a temporary name first, so a file
+with its final name is complete; its hash is checked on each read. `get_made` and `put_made` keep
+optimised graphs, whose hash is in the file. `ArrivedChunks` keeps those of an unfinished download,
+which the next agent process continues. The size of the folder is limited: the least recently used
+file is removed first.
 """
 
 import hashlib
+import logging
 import os
 import struct
 from collections.abc import Iterable
@@ -18,6 +20,10 @@ from fairbed.wire.chunks import HEADER_BYTES, decode_chunk
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import MAX_CHUNK_BYTES, Manifest
 from fairbed.wire.transfer import Download
+
+_log = logging.getLogger(__name__)
+
+SHA256_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +53,48 @@ class BlobCache:
         Raises:
             OSError: The disk is full or the folder cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(manifest)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        self._write(self._path(manifest), data)
+
+    def get_made(self, name: str) -> bytes | None:
+        """Return what `put_made` wrote under a name, or None; a damaged file is removed."""
+        path = self.folder / name
         try:
-            with part.open("wb") as file:
-                file.write(data)
+            content = path.read_bytes()
+        except OSError:
+            return None
+        checksum, data = content[:SHA256_BYTES], content[SHA256_BYTES:]
+        if hashlib.sha256(data).digest() != checksum:
+            _log.warning("cache: %s must match its checksum, got another; it is made again", name)
+            path.unlink(missing_ok=True)
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return data
+
+    def put_made(self, name: str, data: bytes) -> None:
+        """Write data that this device can make again, with their checksum.
+
+        Raises:
+            OSError: The disk is full or the folder cannot be written.
+        """
+        self._write(self.folder / name, hashlib.sha256(data).digest(), data)
+
+    def remove_made(self, name: str) -> None:
+        """Remove what `put_made` wrote under a name, if it is there."""
+        with suppress(OSError):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _write(self, path: Path, *parts: bytes | bytearray | memoryview) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with scratch.open("wb") as file:
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(path)
+            scratch.replace(path)
         finally:
-            part.unlink(missing_ok=True)
+            scratch.unlink(missing_ok=True)
         self._shrink(keep=path)
 
     def arrived(self, manifest: Manifest) -> "ArrivedChunks":

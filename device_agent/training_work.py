@@ -23,6 +23,7 @@ from fairbed.device_agent.coding import Coder
 from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Engine, Examples, OpenEngine, self_check
 from fairbed.device_agent.engines.choose import open_engine as open_by_kind
+from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.device_agent.errors import (
     AgentError,
     EngineError,
@@ -159,7 +160,10 @@ class TrainingWork:
         self._personal, self._kept = VectorStore(state, PERSONAL), VectorStore(state, KEPT)
         self._allowed_rules = allowed_rules
         self._rule: _MadeRule | None = None
-        self._open_engine = open_engine or partial(open_by_kind, models=allowed_models)
+        self._optimised = OptimisedGraphs(cache)
+        self._open_engine = open_engine or partial(
+            open_by_kind, models=allowed_models, optimised=self._optimised
+        )
         self._threads = threads
         self._task: _PreparedTask | None = None
         self._loaded: _LoadedTask | None = None
@@ -241,8 +245,7 @@ class TrainingWork:
         self._loaded = None
         try:
             artifact = self._artifact(manifest)
-            engine = self._opened(artifact)
-            self_check(engine)
+            engine = self._checked(artifact)
             examples = source(artifact)
             with self._host.pace.section("load") as meter:
                 training, held_out = examples.load(meter)
@@ -311,6 +314,25 @@ class TrainingWork:
         """
         engine = self._open_engine(artifact, self._threads)
         self._engine = weakref.ref(engine)
+        return engine
+
+    def _checked(self, artifact: Artifact) -> Engine:
+        """Return a new engine that computes the results of the task.
+
+        If it does not with an optimised graph of the cache, the graph is optimised again.
+
+        Raises:
+            EngineError: It cannot run the task, or computes wrong results.
+        """
+        try:
+            engine = self._opened(artifact)
+            self_check(engine)
+        except EngineError as exc:
+            if not self._optimised.forget(artifact.train):
+                raise
+            _log.warning("engine: the optimised graph is made again: %s", exc)
+            engine = self._opened(artifact)
+            self_check(engine)
         return engine
 
     def _with_round_errors(self, work: Callable[[], R]) -> R:

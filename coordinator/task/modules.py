@@ -389,8 +389,8 @@ def fixed_tensors(
     ]
     if kept:
         remarks.append(
-            f"{_and_more(kept[0], len(kept))}: training must start from random values, which seeds.init draws, got "
-            "values that the module sets (of a trained model?), which are not used; freeze the "
+            f"{_and_more(kept[0], len(kept))}: training must start from random values, which "
+            "seeds.init draws, got values that the module sets (of a trained model?), which are not used; freeze the "
             "layer to keep them"
         )
     return fixed, remarks

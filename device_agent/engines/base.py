@@ -14,8 +14,8 @@ from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import batch_text
 
 EVALUATION_BATCH, EVALUATION_VALUES = 64, 1 << 20
-"""Most examples of an evaluation run, and most values of x, or logits of all positions, in it unless
-one example has more: they bound the memory of activations."""
+"""Most examples of an evaluation run, and most values of x, or logits of all positions, in it. One
+example may have more. They bound the memory of activations."""
 
 
 Examples = NDArray[np.float32] | NDArray[np.int64]

@@ -4,18 +4,25 @@ from collections.abc import Collection
 
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.models import package_of
 
 
-def open_engine(artifact: Artifact, threads: int = 1, models: Collection[str] = ()) -> Engine:
+def open_engine(
+    artifact: Artifact,
+    threads: int = 1,
+    models: Collection[str] = (),
+    optimised: OptimisedGraphs | None = None,
+) -> Engine:
     """Open the engine of a task that a coordinator sent.
 
     Args:
         artifact: The task.
         threads: Threads of one training step.
         models: Python modules whose code the owner of this device allows to run.
+        optimised: As for `OnnxEngine`.
 
     Raises:
         EngineError: The engine is missing or cannot run the task, or the owner does not allow it.
@@ -26,17 +33,19 @@ def open_engine(artifact: Artifact, threads: int = 1, models: Collection[str] = 
             f"model {source.path}: must be allowed by this device, got a module that is not; start "
             f"the agent with --allow-models {package_of(source.path)}"
         )
-    return open_own_engine(artifact, threads)
+    return open_own_engine(artifact, threads, optimised)
 
 
-def open_own_engine(artifact: Artifact, threads: int = 1) -> Engine:
+def open_own_engine(
+    artifact: Artifact, threads: int = 1, optimised: OptimisedGraphs | None = None
+) -> Engine:
     """Open the engine of a task that this process, or its owner, has made.
 
     Raises:
         EngineError: The engine is missing, or cannot run the task.
     """
     if artifact.module is None:
-        return OnnxEngine(artifact, threads)
+        return OnnxEngine(artifact, threads, optimised)
     try:
         from fairbed.device_agent.engines.torch import TorchEngine
     except ImportError as exc:

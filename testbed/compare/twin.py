@@ -16,7 +16,6 @@ from msgspec import Struct
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
-from fairbed.coordinator.task.recipes import find_shipped
 from fairbed.profiles import Profile, device_tracks
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.base import device_spec
@@ -34,7 +33,6 @@ from fairbed.testbed.recording.analysis.from_run import (
 )
 from fairbed.testbed.recording.analysis.twin import PHASES, PhaseTimes, PhaseTwin, compare_phases
 from fairbed.testbed.recording.run_store import CONFIG, is_emulated, read_device, read_training
-from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_load
 from fairbed.testbed.replay.world.columns import columns_of
 from fairbed.testbed.replay.world.phases import MESSAGES, NOISY, CohortRequest, PhaseModel
 from fairbed.testbed.replay.world.tcp_links import TcpLinks
@@ -96,9 +94,6 @@ def read_task(folder: Path) -> Task:
     experiment, training = load_experiment(folder / CONFIG), read_training(folder)
     dataset = load_examples(experiment, os.environ)
     costs = TaskCosts.of(training.costs, training.core_speed)
-    recipe = find_shipped(experiment.model.name, dataset.x_shape, dataset.classes, dataset.kind)
-    if recipe is not None:
-        costs = with_load(costs, SHIPPED_COSTS[recipe.name])
     with RunReader(folder) as reader:
         packing = packing_of(reader.exchanges(), training, experiment.exchange)
     return Task(

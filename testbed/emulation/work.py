@@ -70,6 +70,8 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Cost to decode one model; used by replay. Live devices are charged their processor time."""
     encode_s: Seconds = 0.0
     """Cost to encode one update; used by replay."""
+    load_s: Seconds = 0.0
+    """Cost to open a session in a cold start; used by replay."""
     spread_ratio: Seconds | None = None
     """Half the distance of the quartiles of the windows in which the training step was measured,
     relative to their median; None is unknown."""
@@ -88,6 +90,7 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             evaluate=self.evaluate.scaled(factor),
             decode_s=self.decode_s * factor,
             encode_s=self.encode_s * factor,
+            load_s=self.load_s * factor,
         )
 
     def of(self, section: str) -> StepCost | None:
@@ -142,6 +145,7 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             evaluation_example_s=costs.evaluate.per_example_s * core_speed,
             decode_s=costs.decode_s * core_speed,
             encode_s=costs.encode_s * core_speed,
+            load_s=costs.load_s * core_speed,
             **({} if costs.work is None else structs.asdict(costs.work)),
             **({} if costs.memory is None else _numbers_of(costs.memory)),
         )

@@ -54,6 +54,7 @@ SIGNIFICANT_DIGITS = 3
 
 _PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "torch")
 _CODE = (
+    "device_agent/cache.py",
     "device_agent/coding.py",
     "device_agent/engines",
     "device_agent/local_training.py",

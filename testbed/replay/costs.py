@@ -10,7 +10,6 @@ of this machine. The replay writes the costs that it used into its `experiment.t
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
-from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
@@ -31,7 +29,7 @@ from fairbed.testbed.host.calibration import BATCH, CLASSES, MODEL, SHAPE, Probe
 from fairbed.testbed.host.speed import REFERENCE_STEP_S, host_speed, machine_costs_now
 from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
 from fairbed.testbed.run_folder import WORK
-from fairbed.wire.artifact import decode_artifact, encode_artifact
+from fairbed.wire.artifact import encode_artifact
 
 SHIPPED_COSTS: Mapping[str, TaskCosts] = {
     "softmax-60-10": TaskCosts(
@@ -144,10 +142,8 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     shipped = None if recipe is None else SHIPPED_COSTS[recipe.name]
     if where != "shipped":
         if where == "measured":
-            found = _measured(experiment, dataset)
-        else:
-            found = _of_run(Path(where), experiment.exchange)
-        return found if found.load_s or shipped is None else with_load(found, shipped)
+            return _measured(experiment, dataset)
+        return _of_run(Path(where), experiment.exchange)
     if shipped is None:
         task_of(experiment.model, dataset)  # raises if there is no such model
         raise ExperimentError(
@@ -155,15 +151,6 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
             f"which has the costs of {', '.join(SHIPPED_COSTS)} only"
         )
     return shipped
-
-
-def with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
-    """Return the costs with that of opening a session, which a run does not measure.
-
-    The ratio of that cost to a step is the one of the shipped costs.
-    """
-    steps = costs.train.seconds(BATCH) / shipped.train.seconds(BATCH)
-    return msgspec.structs.replace(costs, load_s=shipped.load_s * steps)
 
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
@@ -230,26 +217,15 @@ def main() -> int:
     measured_here = {}
     for recipe in SHIPPED:
         blob = encode_artifact(load_task(recipe.model, recipe.x_shape, recipe.classes, recipe.kind))
-        costs = measure(Probe(artifact=blob, hyperparameters=hyperparameters)).costs
-        measured_here[recipe.name] = costs, _open_s(blob)
-    default, _ = measured_here[default_recipe(MODEL, SHAPE, CLASSES).name]
+        probe = Probe(artifact=blob, hyperparameters=hyperparameters)
+        measured_here[recipe.name] = measure(probe).costs
+    default = measured_here[default_recipe(MODEL, SHAPE, CLASSES).name]
     speed = REFERENCE_STEP_S / default.train.seconds(BATCH)
-    for name, (costs, load_s) in measured_here.items():
-        found = msgspec.structs.replace(TaskCosts.of(costs, speed), load_s=load_s * speed)
-        numbers = msgspec.structs.asdict(found)
+    for name, costs in measured_here.items():
+        numbers = msgspec.structs.asdict(TaskCosts.of(costs, speed))
         arguments = ", ".join(f"{key}={value:.3g}" for key, value in numbers.items())
         sys.stdout.write(f'    "{name}": TaskCosts({arguments}),\n')
     return 0
-
-
-def _open_s(blob: bytes) -> float:
-    """Return the processor time of opening a session, seconds: the median of five."""
-    times_s = []
-    for _ in range(5):
-        began = time.thread_time()
-        open_own_engine(decode_artifact(blob))
-        times_s.append(time.thread_time() - began)
-    return sorted(times_s)[len(times_s) // 2]
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def test_more_examples_cost_more() -> None:
     for cost in (costs.train, costs.evaluate):
         assert cost.seconds(256) > 2.0 * cost.seconds(32) > 0.0
     assert costs.train.seconds(64) > costs.evaluate.seconds(64)
+    assert costs.load_s > 0.0
 
 
 @pytest.mark.alone

@@ -20,6 +20,7 @@ QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
 COSTS = WorkCosts(
     train=StepCost(fixed_s=0.004, per_example_s=0.0003),
     evaluate=StepCost(fixed_s=0.002, per_example_s=0.0001),
+    load_s=2.0,
 )
 """As a live run measures them on its machine, one of whose cores is 1.5 of the reference's."""
 
@@ -32,6 +33,13 @@ def live_train_s(device: EmulatedDevice, experiment: Experiment, n_k: int) -> fl
         for start in range(0, n_k, size):
             charged_s = section.cpu + COSTS.train.seconds(min(size, n_k - start))
             now += section.advance(now, charged_s)
+    return now + section.finish(now, section.cpu)
+
+
+def live_load_s(device: EmulatedDevice) -> float:
+    """Return how long an emulated device opens a session, without reading its storage."""
+    section = PacedSection(device.speed_ratio, None, now=0.0, cpu=0.0)
+    now = section.advance(0.0, COSTS.load_s)
     return now + section.finish(now, section.cpu)
 
 
@@ -56,4 +64,9 @@ def test_a_replay_with_the_costs_of_a_run_trains_as_long_as_its_devices(tmp_path
         device = devices[x.device]
         assert device is not None
         assert x.train_s == pytest.approx(live_train_s(device, live, x.n_k), rel=1e-6)
+    assert all(x.was_cold == ((x.load_s or 0.0) > 0.0) for x in exchanges)
+    for x in (x for x in exchanges if x.was_cold):
+        device = devices[x.device]
+        assert device is not None
+        assert x.load_s == pytest.approx(live_load_s(device), rel=0.02), "it reads few bytes"
     assert f"costs      of training as measured in {run}" in summary_table(summary)
