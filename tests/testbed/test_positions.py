@@ -63,13 +63,13 @@ def as_dataset(where: str, arrays: dict[str, Any], *, name: str, fix: str) -> Da
 
 
 def result_of(
-    path: Path, command: str, *settings: str
+    path: Path, command: str, *settings: str, folder: str = ""
 ) -> tuple[RunSummary, MetricRow, list[DeviceMetricRow], list[Any]]:
-    folder = path.parent / command
+    out = path.parent / (folder or command)
     options = [part for setting in settings for part in ("--set", setting)]
     options += ["--headless"] if command == "run" else []
-    assert main([command, str(path), "--out", str(folder), *options]) == 0
-    with RunReader(folder) as reader:
+    assert main([command, str(path), "--out", str(out), *options]) == 0
+    with RunReader(out) as reader:
         return (
             summarise_run(reader),
             reader.metrics()[-1],
@@ -105,6 +105,9 @@ def test_tokens_train_in_a_live_run_and_in_a_replay(
     # The same devices, seeds and weights: the same model.
     assert live[1].perplexity == pytest.approx(replayed[1].perplexity, rel=1e-6)
     assert [row.weight for row in live[3]] == pytest.approx([row.weight for row in replayed[3]])
+    by_torch = result_of(path, "replay", 'model.engine="torch"', folder="torch")
+    assert by_torch[1].perplexity == pytest.approx(replayed[1].perplexity, rel=1e-4)
+    assert by_torch[1].exact_match_pooled == replayed[1].exact_match_pooled
     capsys.readouterr()
     assert main(["show", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out

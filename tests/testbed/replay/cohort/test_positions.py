@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="the vectorised trainer needs torch")
+pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
+
 import torch
 
 from fairbed.coordinator.task.catalogue import build_task, make_module
