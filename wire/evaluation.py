@@ -34,7 +34,8 @@ def positions_of(y: Targets) -> NDArray[np.int64]:
     """
     if y.ndim == 1 or y.dtype.kind == "f":
         return np.full(len(y), math.prod(y.shape[1:]), np.int64)
-    return np.count_nonzero(y.reshape(len(y), -1) >= 0, axis=1).astype(np.int64, copy=False)
+    counts: NDArray[np.int64] = (y.reshape(len(y), -1) >= 0).sum(axis=1, dtype=np.int64)
+    return counts
 
 
 def mean_weights(y: Targets) -> NDArray[np.float32]:

@@ -36,7 +36,7 @@ class _TrainingLoss(nn.Module):
         if self.spec.kind == "regression":
             losses = _half_squares(output, y)
         else:
-            losses = _losses(*_logits(output, self.spec), y)
+            losses = _losses(*_logits(output, self.spec), y, self.spec)
         return (losses * w).sum()
 
 
@@ -53,7 +53,7 @@ class _Evaluation(nn.Module):
             loss_sum = _half_squares(output, y).sum()
             return loss_sum, (output - y).abs().sum() if spec.y_shape else output.reshape(-1)
         logits, axis = _logits(output, spec)
-        loss_sum = _losses(logits, axis, y).sum()
+        loss_sum = _losses(logits, axis, y, spec).sum()
         hits = logits.argmax(axis) == y
         found: list[torch.Tensor] = [loss_sum, hits.sum()]
         if spec.y_shape:
@@ -81,13 +81,14 @@ def _logits(output: torch.Tensor, spec: TaskSpec) -> tuple[torch.Tensor, int]:
     return one * torch.arange(2).to(output.dtype), len(spec.y_shape) + 1
 
 
-def _losses(logits: torch.Tensor, axis: int, y: torch.Tensor) -> torch.Tensor:
+def _losses(logits: torch.Tensor, axis: int, y: torch.Tensor, spec: TaskSpec) -> torch.Tensor:
     """Return the cross-entropy of each example, nats, summed over its positions, shape (B,).
 
     It is a product with the one-hot label instead of an index, so its gradient needs no scatter.
     That of a position without a label is 0.
     """
-    labels, classes = y.unsqueeze(axis), torch.arange(logits.shape[axis])
+    labels = y.unsqueeze(axis)
+    classes = torch.arange(2 if spec.kind == "multi-label" else spec.classes)
     if axis < y.dim():
         classes = classes.reshape(-1, *[1] * (y.dim() - axis))
     onehot = (labels == classes).to(logits.dtype)

@@ -205,10 +205,15 @@ class GraphRunner:
         self, vector: NDArray[np.float32], x: Examples, y: Targets
     ) -> tuple[float, NDArray[np.float32], NDArray[np.float32]]:
         """Return mean loss, gradient, shape (n_params,), and buffers after the forward pass."""
-        loss, *values = self._train.run(*self.feeds(vector, x, y))
+        loss, *values = self.train(*self.feeds(vector, x, y))
         flat = np.concatenate([value.ravel() for value in values])
         n_params = self.spec.layout.n_params
         return float(loss), flat[:n_params], flat[n_params:]
+
+    def train(self, names: list[str], feeds: dict[str, Any]) -> list[NDArray[Any]]:
+        """Return outputs of the training graph."""
+        found: list[NDArray[Any]] = self._train.run(names, feeds)
+        return found
 
     def feeds(
         self, vector: NDArray[np.float32], x: Examples, y: Targets

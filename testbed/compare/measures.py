@@ -281,6 +281,8 @@ METRICS = (
     Metric("accuracy_variance", "accuracy", "variance", "var", "", "less", 4, VARIANCE),
     Metric("auroc_mean", "quality", "AUROC", "AUROC", "", "more", 3, SHARE),
     Metric("auroc_pooled", "quality", "AUROC of all examples", "AUROC all", "", "more", 3, SHARE),
+    Metric("perplexity", "quality", "perplexity", "ppl", "", "less", 3, ERROR),
+    Metric("exact_match_mean", "quality", "whole examples", "whole", "", "more", 3, SHARE),
     Metric("rmse_mean", "quality", "RMSE", "RMSE", "", "less", 3, ERROR),
     Metric("rmse_worst10", "quality", "worst 10 % RMSE", "RMSE worst", "", "less", 3, ERROR),
     Metric("r2_pooled", "quality", "R2 of all examples", "R2", "", "more", 3, R_SQUARED),
@@ -431,6 +433,7 @@ def measure(folder: Path) -> RunMeasures:
         tested = sum(row.n for row in reader.device_metrics())
     personal, energy = summary.personal, summary.energy
     privacy, auroc, error = summary.privacy, summary.auroc, summary.error
+    positions = summary.positions
     values = {
         "virtual_s": summary.virtual_s,
         "round_median_s": summary.round_s.median,
@@ -455,6 +458,8 @@ def measure(folder: Path) -> RunMeasures:
         **_noise_values("accuracy", summary.accuracy.noise),
         "auroc_mean": auroc.mean if auroc else None,
         "auroc_pooled": auroc.pooled if auroc else None,
+        "perplexity": positions.perplexity if positions else None,
+        "exact_match_mean": positions.exact_match_mean if positions else None,
         "rmse_mean": error.rmse_mean if error else None,
         "rmse_worst10": error.rmse_worst10 if error else None,
         "r2_pooled": error.r2_pooled if error else None,
@@ -506,6 +511,8 @@ def _why_missing(key: str, summary: RunSummary) -> str:
             return "every accuracy is 0"
         if key.startswith("auroc"):
             return "no device has held-out examples of both classes"
+        if key in ("perplexity", "exact_match_mean"):
+            return "no class is predicted at several positions of an example"
         if key.startswith(("rmse", "r2")):
             return "the model has diverged" if is_regression else "the task is not regression"
         return "no device has held-out examples"

@@ -13,8 +13,10 @@ from fairbed.coordinator.report.summary import RunSummary, summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment import shards
 from fairbed.testbed.experiment.datasets import function
 from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.wire.artifact import Artifact
 from tests.coordinator.task.test_positions import LENGTH, VOCABULARY
 
 PLACE = "tests.testbed.test_positions"
@@ -65,11 +67,11 @@ def as_dataset(where: str, arrays: dict[str, Any], *, name: str, fix: str) -> Da
 def result_of(
     path: Path, command: str, *settings: str
 ) -> tuple[RunSummary, MetricRow, list[DeviceMetricRow], list[Any]]:
-    folder = path.parent / command
+    out = path.parent / command
     options = [part for setting in settings for part in ("--set", setting)]
     options += ["--headless"] if command == "run" else []
-    assert main([command, str(path), "--out", str(folder), *options]) == 0
-    with RunReader(folder) as reader:
+    assert main([command, str(path), "--out", str(out), *options]) == 0
+    with RunReader(out) as reader:
         return (
             summarise_run(reader),
             reader.metrics()[-1],
@@ -83,6 +85,14 @@ def test_tokens_train_in_a_live_run_and_in_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(function, "own_dataset", as_dataset)
+    built, load_task = list[Artifact](), shards.load_task
+
+    def load_once(*args: Any, **options: Any) -> Artifact:
+        if not built:
+            built.append(load_task(*args, **options))
+        return built[0]
+
+    monkeypatch.setattr(shards, "load_task", load_once)
     path = tmp_path / "tokens.toml"
     path.write_text(EXPERIMENT, encoding="utf-8")
     live, replayed = (

@@ -82,7 +82,8 @@ def test_draws_targets_at_positions_of_which_some_have_no_label() -> None:
     _, _, labels = selfcheck_inputs(spec(task="multi-label", positions=(4,)), 3, 50)
     assert set(np.unique(labels)) == {-1, 0, 1}
     _, _, pixels = selfcheck_inputs(spec(classes=1, task="regression", positions=(3,)), 3, 50)
-    assert (pixels.shape, pixels.dtype) == ((50, 3), np.float32)
+    assert pixels.shape == (50, 3)
+    assert pixels.dtype == np.float32
 
 
 def test_accepts_an_engine_within_the_tolerances() -> None:

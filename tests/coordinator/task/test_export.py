@@ -390,6 +390,7 @@ def test_the_gradient_at_a_logit_of_exactly_zero_is_half_minus_y() -> None:
             1,
             r"one number per example, shape \(B,\) or \(B, 1\), got \(B, 3\); change",
         ),
+        ("classification", 5, r"torch must be able to record the model, got: .*5.*; rewrite"),
         ("binary", 2, r"one logit per example, .* or two, shape \(B, 2\), got \(B, 3\); change"),
     ],
 )

@@ -1,9 +1,14 @@
 """Cohorts whose examples have several targets: the vectorised trainer does what devices do."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="the vectorised trainer needs torch")
+pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
+
 import torch
 
 from fairbed.coordinator.task.catalogue import build_task, make_module
@@ -79,10 +84,10 @@ def test_stacked_weights_are_those_of_positions() -> None:
 
 
 @pytest.mark.slow
-def test_the_vectorised_trainer_weights_tokens_as_devices_do() -> None:
-    task = build_task(
-        MODEL, (LENGTH,), VOCABULARY, engine="onnx", x_classes=VOCABULARY, y_shape=(LENGTH,)
-    )
+def test_vectorised_and_torch_trainers_weight_tokens_as_devices_with_graphs_do() -> None:
+    options: dict[str, Any] = {"x_classes": VOCABULARY, "y_shape": (LENGTH,)}
+    task = build_task(MODEL, (LENGTH,), VOCABULARY, engine="onnx", **options)
+    module = build_task(MODEL, (LENGTH,), VOCABULARY, engine="torch", **options)
     divided = data()
     shards = Shards(divided, (LENGTH,))
     counts = positions_of(divided.dataset.y)
@@ -97,7 +102,10 @@ def test_the_vectorised_trainer_weights_tokens_as_devices_do() -> None:
     for result in devices.train(vector, jobs, h):
         right[int(result.at[0])] = result.vectors[0].copy()
         losses[int(result.at[0])] = result.loss_train[0]
-    for result in vectorised.train(vector, jobs, h):
+    others = [*vectorised.train(vector, jobs, h)]
+    others += DeviceTrainer(module, shards).train(vector, jobs, h)
+    assert sum(len(result.at) for result in others) == 6
+    for result in others:
         for at, found, loss in zip(result.at, result.vectors, result.loss_train, strict=True):
             np.testing.assert_allclose(found, right[int(at)], atol=2e-6)
             assert loss == pytest.approx(losses[int(at)], rel=1e-5)
