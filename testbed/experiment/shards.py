@@ -31,7 +31,6 @@ from fairbed.testbed.experiment.datasets.loading import Draw, generator, load
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
 from fairbed.wire.labels import shortened
-from fairbed.wire.preparation import TextPreparation
 from fairbed.wire.shard import Shard, make_shard, split, strata
 
 _log = logging.getLogger(__name__)
@@ -59,7 +58,8 @@ def load_examples(
         _log.warning("%s: %s", dataset.source, dataset.guess)
     for note in dataset.notes:
         logging.getLogger(COLUMNS_LOG).warning("%s: %s", dataset.source, note)
-    if absent := [label for label, count in dataset.class_counts() if not count]:
+    absent = [label for label, count in dataset.class_counts() if not count]
+    if absent and not dataset.predicts_tokens:
         _log.warning("%s: no example has the class %s", dataset.source, shortened(absent))
     return dataset
 
@@ -259,10 +259,9 @@ def _check_division(dataset: Dataset, partition: Partition, classes: Ints) -> No
         return
     kind = type(partition).__struct_config__.tag
     problem = ""
-    is_sequence = dataset.is_regression or dataset.is_autoencoder
     if dataset.is_multi_label:
         problem = "examples of one class each, got several labels per example"
-    elif is_sequence or isinstance(dataset.preparation, TextPreparation):
+    elif dataset.is_regression or dataset.predicts_tokens:
         problem = f"examples of one class each, got targets of shape {dataset.y_shape}"
     elif len(np.unique(classes)) < 2:
         problem = (
