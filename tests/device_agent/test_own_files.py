@@ -12,13 +12,12 @@ from PIL import Image
 from fairbed.device_agent.doctor import data_findings
 from fairbed.device_agent.errors import DataError
 from fairbed.device_agent.examples import OwnData
-from fairbed.device_agent.training_work import _check_data
 from fairbed.testbed.experiment.data import DataConfig, TextConfig
 from fairbed.testbed.experiment.datasets import Dataset, load
 from fairbed.wire.artifact import Artifact, decode_artifact, encode_artifact
 from fairbed.wire.labels import Classes
 from fairbed.wire.messages import HeldOut
-from tests.device_agent.softmax import SoftmaxEngine, softmax_artifact
+from tests.device_agent.softmax import softmax_artifact
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 9, (40, 6))
@@ -174,16 +173,6 @@ def test_another_rate_and_an_empty_text_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "t" / "oak.txt").write_text("")
     with pytest.raises(DataError, match=r"oak.txt: must have at least 2 of its characters, got 0"):
         own(tmp_path / "t", text).load(Storage())
-
-
-def test_a_token_beyond_the_vocabulary_is_refused() -> None:
-    spec = structs.replace(softmax_artifact().spec, x_dtype="int64", x_classes=5)
-    x = np.zeros((3, *spec.x_shape), np.int64)
-    x[1, 0] = 7
-    with pytest.raises(
-        ValueError, match=r"tokens must be 0\.\.4, the vocabulary .* 7 in example 1"
-    ):
-        _check_data(SoftmaxEngine(spec), x, np.zeros(3, np.int64))
 
 
 def test_the_doctor_states_what_fits(tmp_path: Path) -> None:
