@@ -190,6 +190,8 @@ def test_the_doctor_states_what_fits(tmp_path: Path) -> None:
         "2 examples of shape (80,), tokens 0 to 18, 50.6% padding (0), 0.0% unknown (1), fits "
         "softmax-6-3"
     )
+    (tmp_path / "own.txt").write_text("?" * 30)
+    assert [found.state for found in data_findings(tmp_path / "own.txt", tmp_path)] == ["ok", "ok"]
     np.savez(tmp_path / "own.npz", x=data.x + 50, y=data.y)
     _, found = data_findings(tmp_path / "own.npz", tmp_path)
     assert (found.state, found.what_to_do) == ("problem", "number the tokens as the run's data")
