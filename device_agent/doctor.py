@@ -241,7 +241,7 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
     import numpy as np
 
     from fairbed.device_agent.examples import OwnData, same_columns
-    from fairbed.wire.preparation import PADDING
+    from fairbed.wire.preparation import PADDING, UNKNOWN, TextPreparation
     from fairbed.wire.scale import other_scale, scale_of
 
     task = _newest_task(cache)
@@ -256,7 +256,9 @@ def data_findings(path: Path, cache: Path) -> Iterator[Finding]:
     scale = scale_of(x)
     values = "tokens" if scale is None else f"x is {scale.text}"
     if scale is None and x.dtype == np.int64:
-        values = f"tokens {x.min()} to {x.max()}, {(x == PADDING).mean():.1%} of them 0 (padding)"
+        values = f"tokens {x.min()} to {x.max()}, {(x == PADDING).mean():.1%} padding (0)"
+        if task is not None and isinstance(task.preparation, TextPreparation):
+            values += f", {(x == UNKNOWN).mean():.1%} unknown (1)"
     found = f"{len(y)} examples of shape {tuple(x.shape[1:])}, {values}"
     for note in own.notes:
         yield Finding("files", "warning", note)
@@ -310,7 +312,7 @@ def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Findi
         label_text,
         plain_labels,
     )
-    from fairbed.wire.preparation import NO_LABEL
+    from fairbed.wire.preparation import NO_LABEL, TextPreparation
 
     if task is None:
         y = np.concatenate([plain_labels(part).reshape(-1) for part in parts])
@@ -335,10 +337,14 @@ def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Findi
         shown = f"{classes.count} labels, {(targets == 1).sum():,} given in {len(found[0]):,} rows"
         return Finding("labels", "ok", shown)
     numbers, counts = np.unique(targets[targets >= 0], return_counts=True)
-    shown = counted(zip(map(classes.label, numbers.tolist()), counts, strict=True))
+    how, label = task.preparation, classes.label
+    has_tokens = isinstance(how, TextPreparation) and how.target != "label"
+    if isinstance(how, TextPreparation) and has_tokens:
+        label = how.token_text
+    shown = counted(zip(map(label, numbers.tolist()), counts, strict=True))
     absent = classes.count - len(numbers)
     shown += f"; {len(numbers)} of {classes.count} classes of {task.spec.name}"
-    if 0 < absent <= MAX_SHOWN:
+    if 0 < absent <= MAX_SHOWN and not has_tokens:
         missing = sorted(set(range(classes.count)) - set(numbers.tolist()))
         shown += f", no example of {', '.join(map(classes.label, missing))}"
     if classes.y_shape:

@@ -187,8 +187,9 @@ class OwnData:
         from fairbed.device_agent.folders import folder_kind
 
         if self.path.is_dir():
-            is_text = isinstance(self._preparation, TextPreparation)
-            return "text" if is_text else folder_kind(self.path)
+            kind = folder_kind(self.path)
+            is_text = isinstance(self._preparation, TextPreparation) and kind == "pictures"
+            return "text" if is_text else kind  # texts may have any suffix
         return "text" if self.path.suffix.lower() == ".txt" else "arrays"
 
     def _count_files(self, kind: str) -> int:
@@ -273,18 +274,13 @@ class OwnData:
         Raises:
             DataError: A file cannot be read, or they are not what the task has.
         """
-        needed: dict[str, type] = {
-            "text": TextPreparation,
-            "masks": MaskPreparation,
-            "audio": AudioPreparation,
-        }
         how = self._preparation
-        if kind != "pictures" and not isinstance(how, needed[kind]):
-            names = {part: name for name, part in needed.items()}
-            task = "arrays or pictures" if how is None else names[type(how)]
+        kinds = {TextPreparation: "text", MaskPreparation: "masks", AudioPreparation: "audio"}
+        expected = "pictures" if how is None else kinds[type(how)]
+        if kind != expected:
             raise DataError(
-                f"{self.path}: must be {task}, as the run's data, got {kind}; convert the files, "
-                "or join the run that reads them"
+                f"{self.path}: must be {expected}{' or arrays' if how is None else ''}, as the "
+                f"run's data, got {kind}; convert the files, or join a run that reads them"
             )
         if isinstance(how, TextPreparation):
             return self._texts(how)

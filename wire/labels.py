@@ -170,11 +170,15 @@ class Classes:
     """Label of each class; empty: the numbers 0, 1, ..."""
     y_shape: tuple[int, ...] = ()
     """Shape of the labels of one example."""
+    has_tokens: bool = False
+    """x are tokens and each has a label, which may be a token: 0 is padding, and no label then."""
 
     @classmethod
     def of(cls, task: Artifact) -> "Classes":
         """Return the classes of a task."""
-        return cls(task.spec.kind, task.spec.classes, task.labels, task.spec.y_shape)
+        spec = task.spec
+        has_tokens = spec.x_classes > 0 and bool(spec.y_shape)
+        return cls(spec.kind, spec.classes, task.labels, spec.y_shape, has_tokens)
 
     @property
     def has_numbers(self) -> bool:
@@ -234,7 +238,7 @@ class Classes:
         Args:
             parts: Training and test targets, each of shape (n, *y_shape), n >= 1.
         """
-        if self.kind in ("regression", "multi-label") or self.names:
+        if self.kind in ("regression", "multi-label") or self.names or self.has_tokens:
             return ""
         if min(int(y[y != NO_LABEL].min()) for y in parts) != 1:
             return ""

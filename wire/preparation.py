@@ -68,6 +68,17 @@ class TextPreparation(_Base, frozen=True, kw_only=True, tag="text"):
         """Number of tokens, with padding and unknown."""
         return BYTE_TOKENS if self.unit == "bytes" else FIRST + len(self.vocabulary)
 
+    def token_text(self, token: int) -> str:
+        """Return a token in print."""
+        if token == PADDING:
+            return "padding"
+        if self.unit == "bytes":
+            return repr(bytes([token - 1]))[1:]
+        if token == UNKNOWN:
+            return "unknown"
+        unit = self.vocabulary[token - FIRST]
+        return unit if self.unit == "words" and unit.isprintable() else repr(unit)
+
 
 class MaskPreparation(_Base, frozen=True, kw_only=True, tag="masks"):
     """Pictures, and the class of each pixel by the value in a mask."""

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -87,8 +87,11 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         examples = f"{status.n} examples, " if has_n else ""
         hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
         print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
+        for line in _shape_lines(status) if with_classes else ():
+            print(f"         {line}")
         if status.classes and with_classes:
-            print(f"         classes: {counted(status.classes, ' (--json)')}")
+            by = " by position" if status.positions is not None else ""
+            print(f"         classes{by}: {counted(status.classes, ' (--json)')}")
         if status.features and with_classes:
             print("\n".join(f"         {line}" for line in _feature_lines(status.features)))
         for note in status.notes if with_classes else ():
@@ -99,6 +102,23 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         word = "missing" if status.name in NAMES else "failed"
         problem = status.problem.removeprefix(f"{status.name}: ")
         print(f"{word:<8} {status.name:<15} {problem}; {status.what_to_do}")
+
+
+def _shape_lines(status: DatasetStatus) -> Iterator[str]:
+    """Yield the lines about tokens of x, and about positions of y."""
+    if (tokens := status.tokens) is not None:
+        unknown = tokens.unknown_ratio
+        more = "" if unknown is None else f"; {unknown:.1%} of the others unknown (token 1)"
+        yield (
+            f"tokens: {tokens.occurring:,} of {tokens.vocabulary:,} occur; {tokens.shortest:,} .. "
+            f"{tokens.longest:,} per example, median {tokens.median:,g}; "
+            f"{tokens.padding_ratio:.1%} padding (token 0){more}"
+        )
+    if (positions := status.positions) is not None:
+        yield (
+            f"targets: shape {positions.shape} per example; {positions.labelled_ratio:.1%} of the "
+            f"positions have one, {positions.fewest:,} .. {positions.most:,} per example"
+        )
 
 
 def _feature_lines(features: Sequence[Feature]) -> list[str]:

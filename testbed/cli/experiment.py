@@ -208,6 +208,12 @@ def _suitable_model(config: DataConfig) -> str:
         return "cnn"
     try:
         data = load(config, ANY_SEED, os.environ)
+        if data.x_classes or data.y_shape:
+            what = "takes tokens" if data.x_classes else "has targets of this shape"
+            raise UsageError(
+                f"init: no model that ships {what}, got {data.description}; give a module of your "
+                "own: --model package.module:Name"
+            )
         default_recipe("cnn", data.x_shape, data.classes)
     except DatasetError as exc:
         raise UsageError(f"init: {exc}") from exc

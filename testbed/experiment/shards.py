@@ -34,7 +34,6 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.labels import shortened
-from fairbed.wire.preparation import TextPreparation
 from fairbed.wire.shard import Shard, make_shard, split, strata
 
 _log = logging.getLogger(__name__)
@@ -81,7 +80,8 @@ def load_examples(
         _log.warning("%s: %s", dataset.source, dataset.guess)
     for note in dataset.notes:
         logging.getLogger(COLUMNS_LOG).warning("%s: %s", dataset.source, note)
-    if absent := [label for label, count in dataset.class_counts() if not count]:
+    absent = [label for label, count in dataset.class_counts() if not count]
+    if absent and not dataset.predicts_tokens:
         _log.warning("%s: no example has the class %s", dataset.source, shortened(absent))
     return dataset
 
@@ -281,10 +281,9 @@ def _check_division(dataset: Dataset, partition: Partition, classes: Ints) -> No
         return
     kind = type(partition).__struct_config__.tag
     problem = ""
-    is_sequence = dataset.is_regression or dataset.is_autoencoder
     if dataset.is_multi_label:
         problem = "examples of one class each, got several labels per example"
-    elif is_sequence or isinstance(dataset.preparation, TextPreparation):
+    elif dataset.is_regression or dataset.predicts_tokens:
         problem = f"examples of one class each, got targets of shape {dataset.y_shape}"
     elif len(np.unique(classes)) < 2:
         problem = (

@@ -275,15 +275,21 @@ def test_a_model_of_positive_numbers_is_checked_on_numbers_of_the_data(folder: P
     assert 0.0 < found.loss < 10.0
 
 
-def test_integer_tokens_are_refused_where_the_data_are_verified(
+def test_integer_tokens_are_described_where_the_data_are_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tokens.npz"
     np.savez(file, x=TOKENS.astype(np.int64), y=np.arange(200) % 4)
-    assert main(["data", "verify", str(file)]) != 0
-    assert "got int64 from 3 to 100 (integers are tokens" in "".join(capsys.readouterr())
-    np.savez(file, x=TOKENS.astype("float32"), y=np.arange(200) % 4)
     assert main(["data", "verify", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert f"of {int(TOKENS.max()) + 1} tokens, 4 classes" in shown
+    assert "tokens: " in shown
+    assert "0.0% padding (token 0)" in shown
+    np.savez(file, x=TOKENS.astype(np.int64), y=np.where(TOKENS > 50, TOKENS % 3, -1).astype(int))
+    assert main(["data", "verify", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert f"targets: shape (40,) per example; {(TOKENS > 50).mean():.1%} of the" in shown
+    assert "classes by position: 0 " in shown
 
 
 HEAD = "from torch import nn\n"

@@ -83,11 +83,11 @@ REFUSED: list[tuple[Classes, Any, str]] = [
     (TEN, ["1_0", "2"], "have no names, got '1_0' in row 0"),
     (TEN, ["True", "False"], "have no names, got 'True' in row 0"),
     *((TEN, ["3", gap], "must have a value in every row") for gap in ("", " ", "NA", "nan", "?")),
-    (TEN, np.eye(10)[:3], "y (n,) with n >= 1, got (3, 2), (3, 10)"),
+    (TEN, np.eye(10)[:3], "y must have the shape (n,) of the run, got (3, 10); write the labels"),
     (
         TEN,
         np.array([b"3", b"4"]),
-        "must be integers, text or floats, shape (n,), n >= 1, got |S1",
+        "must be integers, text or floats, shape (n, ...), no 0, got |S1",
     ),
     (TEN, np.array([1j, 2j]), "y must be integers, text or floats"),
     (TEN, np.array(["2020-01-01"], "M8[D]"), "y must be integers, text or floats"),

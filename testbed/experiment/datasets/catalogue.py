@@ -4,16 +4,79 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from fairbed.testbed.experiment.data import FOLDER_NAMES, GROUP, NAMES, DataConfig
 from fairbed.testbed.experiment.datasets import cifar, mnist
-from fairbed.testbed.experiment.datasets.dataset import DatasetError, Origin
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, Origin
 from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.plugins import Registered, installed
+from fairbed.wire.preparation import NO_LABEL, PADDING, UNKNOWN, TextPreparation
 
 ANY_SEED = 0
 """Whether data are available does not depend on the seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStats:
+    """The tokens of x. Token 0 counts as padding, which text has at its end."""
+
+    vocabulary: int
+    """Number of tokens that may occur."""
+    occurring: int
+    """Number of tokens that occur, padding aside."""
+    shortest: int
+    """Fewest tokens of an example without padding; likewise the next two."""
+    median: float
+    longest: int
+    padding_ratio: float
+    """Share of padding in x."""
+    unknown_ratio: float | None
+    """Share of the unknown token in the others; None if x are arrays, or bytes."""
+
+    @classmethod
+    def of(cls, data: Dataset) -> "TokenStats":
+        """Return the statistics of a data set of tokens."""
+        x = data.x.reshape(data.n, -1)
+        lengths, n_tokens = np.count_nonzero(x, axis=1), int(np.count_nonzero(x))
+        how = data.preparation
+        has_unknown = isinstance(how, TextPreparation) and how.unit != "bytes"
+        unknown = int((x == UNKNOWN).sum())
+        return cls(
+            vocabulary=data.x_classes,
+            occurring=len(np.unique(x[x != PADDING])),
+            shortest=int(lengths.min()),
+            median=float(np.median(lengths)),
+            longest=int(lengths.max()),
+            padding_ratio=1 - n_tokens / x.size,
+            unknown_ratio=unknown / max(1, n_tokens) if has_unknown else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionStats:
+    """The positions of y, where an example has several targets."""
+
+    shape: tuple[int, ...]
+    labelled_ratio: float
+    """Share of the positions that have a label."""
+    fewest: int
+    """Fewest labelled positions of an example."""
+    most: int
+
+    @classmethod
+    def of(cls, data: Dataset) -> "PositionStats":
+        """Return the statistics of a data set with several targets per example."""
+        y = data.y.reshape(data.n, -1)
+        counts = np.count_nonzero((y != NO_LABEL) | data.is_regression, axis=1)
+        return cls(
+            shape=data.y_shape,
+            labelled_ratio=float(counts.sum() / y.size),
+            fewest=int(counts.min()),
+            most=int(counts.max()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +96,12 @@ class DatasetStatus:
     origin: Origin | None = None
     """Whether the files are the published ones; None if only their headers were read."""
     classes: list[tuple[str, int]] = field(default_factory=list)
-    """Label and number of examples of each class; empty if not loaded, and for regression."""
+    """Label and number of examples, or of positions, of each class, of tokens the most
+    frequent first; empty if not loaded, and for regression."""
+    tokens: TokenStats | None = None
+    """Of x; None for other data than tokens."""
+    positions: PositionStats | None = None
+    """Of y; None if an example has one target."""
     features: list[Feature] = field(default_factory=list)
     """The columns of a table, besides label and device; empty for other data."""
     notes: list[str] = field(default_factory=list)
@@ -127,12 +195,21 @@ def _status_by_loading(
         description=data.description,
         n=None if data.origin == "generated" else data.n,
         origin=data.origin,
-        classes=[] if data.origin == "generated" else data.class_counts(),
+        classes=[] if data.origin == "generated" else _classes(data),
+        tokens=TokenStats.of(data) if data.x_classes else None,
+        positions=PositionStats.of(data) if data.y_shape else None,
         features=[] if data.encoding is None else list(data.encoding.features),
         notes=list(data.notes),
         guess=data.guess,
         sha256="" if data.origin == "generated" else data.sha256,
     )
+
+
+def _classes(data: Dataset) -> list[tuple[str, int]]:
+    counts = data.class_counts()
+    if not data.predicts_tokens:
+        return counts
+    return sorted((found for found in counts if found[1]), key=lambda found: -found[1])
 
 
 def _unavailable(name: str, where: str, exc: DatasetError) -> DatasetStatus:

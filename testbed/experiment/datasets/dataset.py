@@ -132,6 +132,12 @@ class Dataset:
         return self.y.shape[1:]
 
     @property
+    def predicts_tokens(self) -> bool:
+        """The targets are tokens of the vocabulary of x, of which texts lack some."""
+        is_text = isinstance(self.preparation, TextPreparation) or self.is_autoencoder
+        return is_text and self.x_classes > 0 and self.y_shape == self.x_shape
+
+    @property
     def x_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return self.x.shape[1:]
@@ -176,7 +182,7 @@ class Dataset:
         return replace(self, x=x, y=y, encoding=encoding)
 
     def _with_known_words(self, rows: Ints) -> "Dataset":
-        is_token = self.y_shape == self.x_shape
+        is_token = self.predicts_tokens
         seen = np.zeros(self.x_classes, np.bool_)
         seen[[PADDING, UNKNOWN]] = True
         seen[self.x[rows]] = True
@@ -202,7 +208,13 @@ class Dataset:
             return []
         y = (self.y if rows is None else self.y[rows]).astype(np.int64)
         counts = (y == 1).sum(axis=0) if self.is_multi_label else _counts(labelled(y), self.classes)
-        return [(class_text(self.labels, c), int(count)) for c, count in enumerate(counts)]
+        return [(self._class_text(c), int(count)) for c, count in enumerate(counts)]
+
+    def _class_text(self, number: int) -> str:
+        how = self.preparation
+        if self.predicts_tokens and isinstance(how, TextPreparation):
+            return how.token_text(number)
+        return class_text(self.labels, number)
 
 
 def _counts(y: Targets, classes: int) -> Ints:
@@ -281,9 +293,9 @@ def sized(dataset: Dataset, classes: int | None, vocabulary: int | None) -> Data
 def autoencoder(dataset: Dataset) -> Dataset:
     """Return the examples with x as their targets: pixels 0 to 1, floats, or tokens."""
     x, old = dataset.x, targets_text(dataset.y, dataset.classes)
-    y: Targets = x.astype(np.int64 if dataset.x_classes else np.float32)
+    y: Targets = x.astype(np.int64) if dataset.x_classes else x.astype(np.float32)
     if x.dtype == np.uint8:
-        y = y / np.float32(255.0)
+        y = x.astype(np.float32) / np.float32(255.0)
     classes = dataset.x_classes or 1
     if isinstance(dataset.preparation, TextPreparation):
         y = np.where(x == PADDING, NO_LABEL, x)
