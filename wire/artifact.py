@@ -5,14 +5,18 @@ A model that cannot be exported has no graphs: its artifact names a torch module
 `train` computes the loss and its gradient, `evaluate` what an evaluation measures. Parameters are
 inputs of both graphs: a graph is a few kB, and the model is sent separately as one flat vector.
 
-    train:    inputs `p.<name>`.. `b.<name>`.. x y w    outputs loss, `g.<name>`.., `nb.<name>`..
+    train:    inputs `p.<name>`.. `b.<name>`.. x y w `m.<i>`..
+              outputs loss, `g.<name>`.., `nb.<name>`..
     evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs of `TaskSpec.evaluation_outputs`
 
 The loss of example i is a sum l_i over its c_i positions: one position, or those of `y_shape` that
 have a label. `train` computes sum_i w_i l_i. The weights w, shape (B,), are 1 / sum_j c_j each for
-a mean over the positions of a mini-batch; any batch size B >= 1 works.
+a mean over the positions of a mini-batch; any batch size B >= 1 works. `m.<i>` are the random masks
+of a training step, such as those of dropout (`RandomMask`, `draw_masks`).
 """
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -67,6 +71,7 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Classes at positions lose their label (-1) where `rng.random((batch, *y_shape)) < 0.25`, but not
     at the first position of an example. A check with a range `x` draws x from it:
     `rng.integers(low, high + 1, ...)` for whole numbers, `rng.uniform(low, high, ...)` for others.
+    Random masks are `draw_masks(masks, seed, 0, batch)`.
     """
 
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -77,6 +82,29 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """L2 norm of the gradient over all parameters, computed in float64."""
     x: XRange | UnsetType = UNSET
     """Range of x, for a model that accepts no other values; left out for normal numbers."""
+
+
+CHANCES = 1 << 16
+"""Steps of a probability: a mask draws 16 bits for each of its elements."""
+
+MAX_MASKS, MAX_MASK_SIZE = 1 << 12, 1 << 24
+"""Masks of a task, and elements of a mask, in each example: they bound the memory of a step."""
+
+
+class RandomMask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A random mask of the training graph, such as that of a dropout layer."""
+
+    shape: Shape
+    """Of one example; the graph's input has the batch before it, if `is_per_example`."""
+    keep: Annotated[int, Meta(ge=0, le=CHANCES)]
+    """Probability that an element is True, in 1/65536."""
+    is_per_example: bool = True
+    """False: one mask for all examples of a mini-batch, as that of dropped weights."""
+
+    def __post_init__(self) -> None:
+        size = math.prod(self.shape)
+        if size > MAX_MASK_SIZE:
+            raise ValueError(f"a mask must have at most {MAX_MASK_SIZE} elements, got {size}")
 
 
 class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +132,15 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes_axis: Literal["first"] | UnsetType = UNSET
     """Axis of the classes in the output of a model with positions: `first` is
     (B, classes, *y_shape); left out for (B, *y_shape, classes)."""
+    random: (
+        Annotated[tuple[RandomMask, ...], Meta(min_length=1, max_length=MAX_MASKS)] | UnsetType
+    ) = UNSET
+    """See `masks`; left out if there are none."""
+
+    @property
+    def masks(self) -> tuple[RandomMask, ...]:
+        """Inputs `m.0`, `m.1`, ... of the training graph, in the order of torch's draws."""
+        return () if self.random is UNSET else self.random
 
     @property
     def kind(self) -> TaskKind:
@@ -242,6 +279,36 @@ def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
         elif tensor.init == "uniform":
             part[:] = rng.uniform(-tensor.init_bound, tensor.init_bound, tensor.size)
     return vector
+
+
+def draw_masks(
+    masks: Sequence[RandomMask], seed: int, step: int, batch: int
+) -> list[NDArray[np.bool_]]:
+    """Return the random masks of one step, shape (batch, *shape) each.
+
+    Mask i is True where 16 bits of its stream are below `keep`. Philox is a counter: equal seeds
+    and steps give equal bits on any machine. The masks of an example depend on its place in the
+    mini-batch, and not on the size of the mini-batch.
+
+    Args:
+        masks: Those of the task.
+        seed: Seed of the device and round.
+        step: Number of the mini-batch, from 0.
+        batch: Examples of the mini-batch.
+
+    Source:
+        Salmon et al., SC 2011, Parallel random numbers: as easy as 1, 2, 3 (Philox 4x64-10).
+    """
+    key, drawn = np.array([seed, step], np.uint64), list[NDArray[np.bool_]]()
+    for at, mask in enumerate(masks):
+        shape = (batch, *mask.shape) if mask.is_per_example else mask.shape
+        size = math.prod(shape)
+        stream = np.random.Philox(key=key, counter=np.array([0, 0, 0, at], np.uint64))
+        words = np.atleast_1d(stream.random_raw(-(-size // 4)))
+        chances = words.astype("<u8", copy=False).view("<u2")[:size]
+        found = chances < mask.keep if mask.keep < CHANCES else np.ones(size, np.bool_)
+        drawn.append(found.reshape(shape))
+    return drawn
 
 
 def encode_artifact(artifact: Artifact) -> bytes:

@@ -30,15 +30,21 @@ def cast_floats(module: Any) -> list[str]:
     found = [f"{name}: {others[tensor.dtype]}" for name, tensor in named if tensor.dtype in others]
     if found:
         module._apply(lambda tensor: tensor.float() if tensor.dtype in others else tensor)
-        kind, mode = type(module), _one_type()
-
-        def call(self: Any, *args: Any, **options: Any) -> Any:
-            floats = (t.dtype for t in self.parameters() if t.is_floating_point())
-            with mode(next(floats, torch.float32)):
-                return kind.__call__(self, *args, **options)
-
-        module.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+        compute_in_one_type(module)
     return found
+
+
+def compute_in_one_type(module: Any) -> None:
+    """Let a module compute in the type of its first parameter, whatever types it names."""
+    torch: Any = sys.modules["torch"]
+    kind, mode = type(module), _one_type()
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        floats = (t.dtype for t in self.parameters() if t.is_floating_point())
+        with mode(next(floats, torch.float32)):
+            return kind.__call__(self, *args, **options)
+
+    module.__class__ = type(kind.__name__, (kind,), {"__call__": call})
 
 
 def _one_type() -> Callable[[Any], Any]:

@@ -144,7 +144,6 @@ def build_task(
     try:
         from fairbed.coordinator.task.modules import (
             check_twins,
-            export_problem,
             fixed_tensors,
             make_trainable,
             module_task,
@@ -174,19 +173,16 @@ def build_task(
         return Unsupported(f"{name}: the model must be usable, got {problem}; correct the module")
 
     with users_code(broken, TaskError):
-        problem = export_problem(module)
         remarks = make_trainable(module, name, x_shape, x_classes)
         x_range = x_range_for(module, name, x_shape, examples, x_classes)
         twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
         make_trainable(twin, name, x_shape, x_classes, seed=TWIN_SEED)
         check_twins(module, twin, name)
         fixed, more = fixed_tensors(module, twin, x_shape, x_range, x_classes)
-        remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more][:MAX_REMARKS]]
+        remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more]]
         reason = ""
         if engine != "torch":
             try:
-                if problem:
-                    raise Unsupported(problem)
                 with users_code(partial(_not_exported, name), TaskError):
                     task = export_task(
                         module,
@@ -203,7 +199,7 @@ def build_task(
                         fixed=fixed,
                         twin=twin,
                     )
-                return msgspec.structs.replace(task, remarks=remarks)
+                return _with_remarks(task, remarks)
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
                     raise
@@ -227,7 +223,11 @@ def build_task(
             twin=twin,
             reason=reason,
         )
-        return msgspec.structs.replace(task, remarks=remarks)
+        return _with_remarks(task, remarks)
+
+
+def _with_remarks(task: Artifact, remarks: list[str]) -> Artifact:
+    return msgspec.structs.replace(task, remarks=[*remarks, *task.remarks][:MAX_REMARKS])
 
 
 def check_shipped(

@@ -154,7 +154,35 @@ def _rms_norm(
     return torch.rms_norm(x, list(normalized_shape), weight, eps)
 
 
+def _by_layers(recurrent: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a recurrent network one layer at a time: torch's own recording has no dropout."""
+
+    def rewritten(x: torch.Tensor, *given: Any) -> Any:
+        if not isinstance(given[1], Sequence):  # a packed sequence
+            return recurrent(x, *given)
+        states, weights, has_biases, layers, dropout, training, is_bidirectional, is_first = given
+        directions, count = 1 + bool(is_bidirectional), len(weights) // layers
+        all_states = [states] if isinstance(states, torch.Tensor) else list(states)
+        ends: list[Sequence[torch.Tensor]] = []
+        for layer in range(layers):
+            x = functional.dropout(x, dropout, training) if layer else x
+            own = [state.narrow(0, layer * directions, directions) for state in all_states]
+            start = own[0] if isinstance(states, torch.Tensor) else own
+            part = weights[layer * count : (layer + 1) * count]
+            x, *last = recurrent(
+                x, start, part, has_biases, 1, 0.0, training, is_bidirectional, is_first
+            )
+            ends.append(last)
+        return x, *(torch.cat(parts) for parts in zip(*ends, strict=True))
+
+    return rewritten
+
+
 _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
+    torch.gru: _by_layers(torch.gru),
+    torch.lstm: _by_layers(torch.lstm),
+    torch.rnn_tanh: _by_layers(torch.rnn_tanh),
+    torch.rnn_relu: _by_layers(torch.rnn_relu),
     functional.pad: _pad,
     functional.unfold: _unfold,
     functional.bilinear: _bilinear,

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import UNSET
 from numpy.typing import NDArray
@@ -32,14 +33,20 @@ from fairbed.coordinator.task.lowering import (
 from fairbed.coordinator.task.modules import (
     SELFCHECK_BATCH,
     SELFCHECK_SEED,
-    export_problem,
     make_layout,
     unknown_check,
+    unused_remark,
     with_kind,
 )
 from fairbed.coordinator.task.ops import OPERATIONS
-from fairbed.coordinator.task.recording import PREFIX, Recorder
-from fairbed.coordinator.task.selfcheck import TorchReference, stable_check, verify
+from fairbed.coordinator.task.random_masks import find_draws, mask_rules
+from fairbed.coordinator.task.recording import Recorder
+from fairbed.coordinator.task.selfcheck import (
+    TorchReference,
+    stable_check,
+    unused_parameters,
+    verify,
+)
 from fairbed.wire.artifact import Artifact, ClassesAxis, TaskKind, TaskSpec, XRange
 
 
@@ -84,8 +91,6 @@ def export_task(
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
         WrongArtifact: The graphs do not compute what torch computes.
     """
-    if problem := export_problem(model):
-        raise Unsupported(problem)
     spec = TaskSpec(
         name=name,
         model=model_name,
@@ -103,61 +108,63 @@ def export_task(
     if spec.is_scored or spec.y_shape:
         spec = with_kind(spec, recorder.output_shape(), classes_axis)
         recorder = Recorder(copy.deepcopy(model), spec)
-    _check_forward(recorder.training_loss(), spec)
-    train = _training_graph(recorder.training(), spec)
-    evaluate = _evaluation_graph(recorder.evaluation(), spec)
+    # Early, while the nodes still contain the name of their layer.
+    _lowered(recorder, recorder.training_loss(), spec, ("x", "y", "w"))
     reference = TorchReference(model, spec.layout, spec.kind, classes_axis=spec.classes_axis)
-    artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
+    unused = unused_parameters(spec, reference)
+    params = (tensor.name for tensor in spec.layout.tensors if tensor.role == "param")
+    program = recorder.training([name for name in params if name not in unused])
+    reference.draws = draws = list(find_draws(program).values())
+    spec = msgspec.structs.replace(spec, random=tuple(draw.mask for draw in draws) or UNSET)
+    train = _training_graph(recorder, program, spec)
+    evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec)
+    artifact = Artifact(spec=spec, train=train, evaluate=evaluate, remarks=unused_remark(unused))
     check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
-    artifact = Artifact(
-        spec=msgspec.structs.replace(spec, selfcheck=check), train=train, evaluate=evaluate
-    )
+    spec = msgspec.structs.replace(spec, selfcheck=check)
+    artifact = msgspec.structs.replace(artifact, spec=spec)
     verify(artifact, reference)
     return artifact
 
 
-def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:
-    """Fail early, while the nodes still contain the name of their layer."""
-    nodes = (node for node in program.graph.nodes if node.op == "placeholder")
-    for given, node in zip(program.graph_signature.input_specs, nodes, strict=True):
-        if given.kind == InputKind.PARAMETER and not node.users:
-            raise Unsupported(
-                f"{_tensor_name(given.target)}: the loss must depend on every parameter, got one "
-                "that it does not depend on; remove it from the model"
-            )
-    _lowered(program, spec, ("x", "y", "w"))
+def _training_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSpec) -> bytes:
+    """Write loss, gradients and buffer updates.
 
-
-def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
-    """Write loss, gradients and buffer updates; a buffer without an update is copied."""
+    A parameter without a gradient has one of 0, and a buffer without an update is copied.
+    """
     made: dict[str, fx.Node] = {}
     for result, node in zip(program.graph_signature.output_specs, _results(program), strict=True):
         if result.kind == OutputKind.LOSS_OUTPUT:
             made["loss"] = node
         elif result.kind == OutputKind.GRADIENT_TO_PARAMETER:
-            made[f"g.{_tensor_name(result.target)}"] = node
+            made[f"g.{recorder.name_of(result.target)}"] = node
         elif result.kind == OutputKind.BUFFER_MUTATION:
-            made[f"nb.{_tensor_name(result.target)}"] = node
-    lowering = _lowered(program, spec, ("x", "y", "w"))
+            made[f"nb.{recorder.name_of(result.target)}"] = node
+    lowering = _lowered(recorder, program, spec, ("x", "y", "w"))
     number = ELEMENT_TYPES[torch.float32]
+    zero = lowering.graph.constant(np.zeros((), np.float32))
     outputs: list[Output] = [("loss", lowering.value(made["loss"]), number, ())]
     for tensor in spec.layout.tensors:
         name = f"{'g' if tensor.role == 'param' else 'nb'}.{tensor.name}"
-        value = lowering.value(made[name]) if name in made else f"b.{tensor.name}"
+        if name in made:
+            value = lowering.value(made[name])
+        elif tensor.role == "buffer":
+            value = f"b.{tensor.name}"
+        else:
+            value = lowering.graph.op("Expand", zero, lowering.graph.ints(tensor.shape))
         outputs.append((name, value, number, tensor.shape))
     return lowering.graph.serialise(_inputs(spec, ("x", "y", "w")), outputs)
 
 
-def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
+def _evaluation_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSpec) -> bytes:
     """Write the outputs of `TaskSpec.evaluation_outputs`."""
     changes = {OutputKind.BUFFER_MUTATION: "a buffer", OutputKind.USER_INPUT_MUTATION: "an input"}
     for result in program.graph_signature.output_specs:
         if result.kind in changes:
             raise Unsupported(
-                f"{_tensor_name(result.target)}: an evaluation must change nothing, got "
+                f"{recorder.name_of(result.target)}: an evaluation must change nothing, got "
                 f"{changes[result.kind]} that it changes; let forward() leave it as it is"
             )
-    lowering = _lowered(program, spec, ("x", "y"))
+    lowering = _lowered(recorder, program, spec, ("x", "y"))
     results = zip(spec.evaluation_outputs, _results(program), strict=True)
     outputs: list[Output] = [
         (
@@ -171,9 +178,16 @@ def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
     return lowering.graph.serialise(_inputs(spec, ("x", "y")), outputs)
 
 
-def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> Lowering:
-    """Lower a recorded program; its parameters and float buffers are inputs of the graph."""
-    lowering = Lowering(GraphBuilder(), OPERATIONS)
+def _lowered(
+    recorder: Recorder, program: ExportedProgram, spec: TaskSpec, names: Sequence[str]
+) -> Lowering:
+    """Lower a recorded program; its parameters and changing buffers are inputs of the graph.
+
+    So are its random masks, in training.
+    """
+    draws = find_draws(program) if "w" in names else {}
+    masks = {node: f"m.{i}" for i, node in enumerate(draws)}
+    lowering = Lowering(GraphBuilder(), {**OPERATIONS, **mask_rules(masks, draws)})
     state = {tensor.name: f"{tensor.role[0]}.{tensor.name}" for tensor in spec.layout.tensors}
     examples = iter(names)
     nodes = (node for node in program.graph.nodes if node.op == "placeholder")
@@ -185,7 +199,7 @@ def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> 
             )
         if given.kind == InputKind.USER_INPUT:
             lowering.bind(node, next(examples))
-        elif (name := _tensor_name(given.target)) in state:
+        elif (name := recorder.name_of(given.target)) in state:
             lowering.bind(node, state[name])
         else:  # a constant, or a counter, which does not change
             lowering.bind(node, lowering.graph.constant(_constant(program, given.target)))
@@ -211,10 +225,6 @@ def _results(program: ExportedProgram) -> list[fx.Node]:
     return list(program.graph.output_node().args[0])
 
 
-def _tensor_name(target: str | None) -> str:
-    return str(target).removeprefix(PREFIX)
-
-
 def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:
     number = ELEMENT_TYPES[torch.float32]
     x_type = number if spec.x_dtype == "float32" else ELEMENT_TYPES[torch.int64]
@@ -224,4 +234,12 @@ def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:
         "w": (number, (BATCH,)),
     }
     state = [(f"{t.role[0]}.{t.name}", number, t.shape) for t in spec.layout.tensors]
-    return [*state, *((name, *examples[name]) for name in names)]
+    masks: list[Input] = [
+        (
+            f"m.{i}",
+            ELEMENT_TYPES[torch.bool],
+            (BATCH, *mask.shape) if mask.is_per_example else mask.shape,
+        )
+        for i, mask in enumerate(spec.masks if "w" in names else ())
+    ]
+    return [*state, *((name, *examples[name]) for name in names), *masks]

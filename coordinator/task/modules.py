@@ -6,7 +6,7 @@ computed here with torch in float64.
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias
 
@@ -71,36 +71,6 @@ def unknown_check(x_range: XRange | None) -> SelfCheck:
         gradient_l2=0.0,
         x=UNSET if x_range is None else x_range,
     )
-
-
-def export_problem(model: nn.Module) -> str:
-    """Return why torch trains a module and no graph can; empty if nothing is against a graph.
-
-    The parameters of a graph are its inputs: float32 tensors of known shape, each with one name
-    and one gradient.
-    """
-    first: dict[int, str] = {}
-    owners = {f"{at}." if at else "": type(part).__name__ for at, part in model.named_modules()}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        has_no_shape: bool = is_lazy(tensor)
-        other = first.setdefault(id(tensor), name)
-        if has_no_shape:
-            layer = owners[name[: name.rfind(".") + 1]]
-            problem = f"have a shape, got a lazy layer, {layer}; give the sizes of its inputs"
-        elif not tensor.requires_grad:
-            problem = (
-                "be trained, got a frozen one (requires_grad is False), which keeps the value that "
-                "the module gives it; train it, or compute its layer before training, in the data"
-            )
-        elif other != name:
-            problem = (
-                f"have one name, got {other}, which is the same parameter (tied weights); give it "
-                "a parameter of its own"
-            )
-        else:
-            continue
-        return f"{name}: each parameter must {problem}"
-    return ""
 
 
 def make_trainable(
@@ -390,8 +360,8 @@ def fixed_tensors(
     if kept:
         remarks.append(
             f"{_and_more(kept[0], len(kept))}: training must start from random values, which "
-            "seeds.init draws, got values that the module sets (of a trained model?), which are not used; freeze the "
-            "layer to keep them"
+            "seeds.init draws, got values that the module sets (of a trained model?), which are "
+            "not used; freeze the layer to keep them"
         )
     return fixed, remarks
 
@@ -645,14 +615,26 @@ def module_task(
         reference, check = _referenced(model, spec, is_random=is_random)
     except Unsupported:  # it has types of its own, such as x.to(torch.float32)
         reference, check = _referenced(model, spec, is_random=is_random, is_double=False)
-    unused = reference.unused()
-    if unused:
-        raise Unsupported(
-            f"{unused[0]}: the loss must depend on every parameter, got one that it does not "
-            "depend on; remove it from the model"
-        )
     spec = msgspec.structs.replace(spec, selfcheck=check)
-    return Artifact(spec=spec, train=b"", evaluate=b"", module=source, fixed=dict(fixed or {}))
+    return Artifact(
+        spec=spec,
+        train=b"",
+        evaluate=b"",
+        module=source,
+        fixed=dict(fixed or {}),
+        remarks=unused_remark(reference.unused()),
+    )
+
+
+def unused_remark(unused: Sequence[str]) -> list[str]:
+    """Return a line about parameters on which the loss does not depend, if there are any."""
+    if not unused:
+        return []
+    return [
+        f"{_and_more(unused[0], len(unused))}: the loss must depend on every parameter, got one "
+        "that it does not depend on, so its gradient is 0; remove it from the model, as each round "
+        "sends it"[:MAX_TEXT]
+    ]
 
 
 def _referenced(

@@ -3,13 +3,14 @@
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
 
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 from torch.export.exported_program import _decompose_exported_program
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairbed.coordinator.task.decomposition import Rewriting, decompositions
@@ -22,6 +23,34 @@ PREFIX = "model."
 
 TRACE_BATCH = 13
 """Batch size for recording: each one >= 2 gives the same graph, which is valid for all >= 1."""
+
+
+class _Stateless(nn.Module):
+    """A module that has each of its tensors once, under a number: trained ones as parameters.
+
+    torch records a gradient only for parameters that all have one, and that have one name each. So
+    what is frozen or unused is a buffer, and a tied parameter is put at all its places.
+    """
+
+    def __init__(self, model: nn.Module, trained: Collection[str]) -> None:
+        super().__init__()
+        self._hidden = (model,)  # a tuple: its tensors are not those of a submodule
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.labels = {name: f"tensor{number}" for number, name in enumerate(tensors)}
+        for name, label in self.labels.items():
+            if name in trained:
+                self.register_parameter(label, nn.Parameter(tensors[name].detach()))
+            else:
+                self.register_buffer(label, tensors[name].detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = {name: getattr(self, label) for name, label in self.labels.items()}
+        tensors = dict(given)
+        output: torch.Tensor = functional_call(self._hidden[0], tensors, (x,), tie_weights=True)
+        for name, tensor in given.items():
+            if tensors[name] is not tensor:  # forward() gave the name to another one
+                tensor.copy_(tensors[name])
+        return output
 
 
 class _TrainingLoss(nn.Module):
@@ -119,6 +148,8 @@ class Recorder:
     def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
         self._model = model
         self._spec = spec
+        self._names = dict[str, str]()
+        """Names of the module's tensors by those of `_Stateless`."""
 
     def output_shape(self) -> tuple[int, ...]:
         """Return the shape of the module's output without the batch.
@@ -137,13 +168,16 @@ class Recorder:
         """Return the loss alone: unlike the gradient's, its nodes contain the name of a layer."""
         return self._decomposed(self._record(_TrainingLoss, "x", "y", "w"))
 
-    def training(self) -> ExportedProgram:
-        """Return the weighted loss of a mini-batch and its gradient by all parameters.
+    def training(self, trained: Collection[str]) -> ExportedProgram:
+        """Return the weighted loss of a mini-batch and its gradient by parameters.
+
+        Args:
+            trained: Names of the parameters on which the loss depends.
 
         Raises:
             Unsupported: torch cannot differentiate the module ahead of time.
         """
-        program = self._record(_TrainingLoss, "x", "y", "w")
+        program = self._record(_TrainingLoss, "x", "y", "w", trained=trained)
         with self._translated():
             joint: ExportedProgram = _decompose_exported_program(
                 program,
@@ -156,13 +190,27 @@ class Recorder:
 
     def evaluation(self) -> ExportedProgram:
         """Return the outputs of `TaskSpec.evaluation_outputs`, in eval mode."""
-        return self._decomposed(self._record(_Evaluation, "x", "y"))
+        return self._decomposed(self._record(_Evaluation, "x", "y", trained=()))
+
+    def name_of(self, target: str | None) -> str:
+        """Return the name of a tensor of the module by its name in a recorded program."""
+        name = str(target).removeprefix(PREFIX)
+        return self._names.get(name, name)
 
     def _record(
-        self, kind: type[_TrainingLoss] | type[_Evaluation], *names: str
+        self,
+        kind: type[_TrainingLoss] | type[_Evaluation],
+        *names: str,
+        trained: Collection[str] | None = None,
     ) -> ExportedProgram:
+        """Record a module; as `_Stateless`, unless `trained` is None."""
         self._model.train(kind is _TrainingLoss)
-        module = kind(self._model, self._spec)
+        model = self._model
+        if trained is not None:
+            model = _Stateless(model, trained)
+            self._names = {label: name for name, label in model.labels.items()}
+            model.train(kind is _TrainingLoss)
+        module = kind(model, self._spec)
         examples = self._examples()
         batch = Dim("batch", min=2)
         with self._translated(), Rewriting():

@@ -7,6 +7,8 @@ so two independent programs check the same graphs.
 import copy
 import math
 import os
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -17,14 +19,18 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairbed.coordinator.task.decomposition import Rewriting
 from fairbed.coordinator.task.doubles import in_doubles, run_in_doubles
 from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
-from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec
+from fairbed.coordinator.task.random_masks import Draw, Drawn
+from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec, draw_masks
 from fairbed.wire.evaluation import Evaluation, Targets, mean_weights, positions_of
+from fairbed.wire.float_types import compute_in_one_type
 from fairbed.wire.selfcheck import (
     Examples,
+    GradientFunction,
     SelfCheckFailed,
     deviation,
     run_selfcheck,
@@ -33,6 +39,7 @@ from fairbed.wire.selfcheck import (
 from fairbed.wire.tensors import Layout
 
 Doubles: TypeAlias = NDArray[np.float64]
+Masks: TypeAlias = Sequence[NDArray[np.bool_]]
 
 BATCHES = (8, 3)
 """Two batch sizes; the second is that of an incomplete last mini-batch."""
@@ -101,21 +108,26 @@ class TorchReference:
     ) -> None:
         self._is_random, self._is_double = is_random, is_double
         self._classes_axis = classes_axis
+        self.draws: Sequence[Draw] = ()
+        """The random masks of the module; without them it draws random numbers."""
         self._model = copy.deepcopy(model)
         if is_double:
             self._model = self._model.double()
+            compute_in_one_type(self._model)
         self._layout, self._kind = layout, kind
         self._tensors: dict[str, torch.Tensor] = dict(self._model.named_parameters())
         self._tensors.update(self._model.named_buffers())
         known = {tensor.name for tensor in layout.tensors}
         self._fixed = {n: t.detach().clone() for n, t in self._tensors.items() if n not in known}
 
-    def step(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Step:
+    def step(self, vector: NDArray[np.float32], x: Examples, y: Targets, masks: Masks = ()) -> Step:
         """Return the mean loss of a mini-batch in training mode, and its gradient."""
         self._load(vector)
         self._model.train(not self._is_random)
         self._model.zero_grad()
-        with Rewriting():  # as the graphs, or one epsilon of normalisations differs
+        drawn = Drawn(self.draws, masks) if self.draws else nullcontext()
+        # As the graphs, or one epsilon of normalisations differs.
+        with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), drawn, Rewriting():
             loss = self._losses(self._model(self._x(x)), y).sum() / int(positions_of(y).sum())
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
@@ -202,10 +214,10 @@ class GraphRunner:
         self._evaluate = _session(artifact.evaluate)
 
     def step(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self, vector: NDArray[np.float32], x: Examples, y: Targets, masks: Masks = ()
     ) -> tuple[float, NDArray[np.float32], NDArray[np.float32]]:
         """Return mean loss, gradient, shape (n_params,), and buffers after the forward pass."""
-        loss, *values = self.train(*self.feeds(vector, x, y))
+        loss, *values = self.train(*self.feeds(vector, x, y, masks))
         flat = np.concatenate([value.ravel() for value in values])
         n_params = self.spec.layout.n_params
         return float(loss), flat[:n_params], flat[n_params:]
@@ -216,18 +228,18 @@ class GraphRunner:
         return found
 
     def feeds(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self, vector: NDArray[np.float32], x: Examples, y: Targets, masks: Masks
     ) -> tuple[list[str], dict[str, Any]]:
         """Return the outputs of the training graph, loss first, and its inputs."""
         tensors = self.spec.layout.tensors
         names = [f"g.{t.name}" if t.role == "param" else f"nb.{t.name}" for t in tensors]
-        return ["loss", *names], self._state(vector) | {"x": x, "y": y, "w": mean_weights(y)}
+        drawn = {f"m.{i}": mask for i, mask in enumerate(masks)} | {"w": mean_weights(y)}
+        return ["loss", *names], self._state(vector) | {"x": x, "y": y} | drawn
 
-    def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
-    ) -> tuple[float, NDArray[np.float32]]:
-        """Return mean loss and gradient, shape (n_params,)."""
-        return self.step(vector, x, y)[:2]
+    def checked(self, check: SelfCheck) -> GradientFunction:
+        """Return the function that a self-check calls."""
+        masks = draw_masks(self.spec.masks, check.seed, 0, check.batch)
+        return lambda vector, x, y: self.step(vector, x, y, masks)[:2]
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples."""
@@ -243,13 +255,21 @@ class GraphRunner:
         }
 
 
+def unused_parameters(spec: TaskSpec, reference: TorchReference) -> list[str]:
+    """Return the parameters of a module on which its loss does not depend."""
+    reference.step(*selfcheck_inputs(spec, spec.selfcheck.seed, spec.selfcheck.batch))
+    return reference.unused()
+
+
 def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch: int) -> SelfCheck:
     """Return the expected results on the seeded inputs of a task.
 
     Raises:
         Unsupported: They are not finite.
     """
-    step = reference.step(*selfcheck_inputs(spec, seed, batch))
+    step = reference.step(
+        *selfcheck_inputs(spec, seed, batch), draw_masks(spec.masks, seed, 0, batch)
+    )
     norm = float(np.linalg.norm(step.gradient))
     if not (np.isfinite(step.loss) and np.isfinite(norm)):
         at = "normal numbers" if spec.selfcheck.x is UNSET else "numbers of the data"
@@ -277,7 +297,7 @@ def stable_check(artifact: Artifact, reference: TorchReference, seed: int, batch
     for at in range(seed, seed + CHOICES):
         check = record_selfcheck(artifact.spec, reference, at, batch)
         spec = msgspec.structs.replace(artifact.spec, selfcheck=check)
-        error = deviation(spec, runner.gradient)
+        error = deviation(spec, runner.checked(check))
         if error <= STABLE:
             return check
         least = min(least, error)
@@ -301,9 +321,11 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
     for seed, batch in enumerate(BATCHES):
         vector, _, _ = selfcheck_inputs(spec, seed, batch)
         for step in range(STEPS):
-            _, x, y = selfcheck_inputs(spec, len(BATCHES) * (step + 1) + seed, batch)
-            expected = reference.step(vector, x, y)
-            loss, gradient, buffers = runner.step(vector, x, y)
+            drawn = len(BATCHES) * (step + 1) + seed
+            _, x, y = selfcheck_inputs(spec, drawn, batch)
+            masks = draw_masks(spec.masks, drawn, step, batch)
+            expected = reference.step(vector, x, y, masks)
+            loss, gradient, buffers = runner.step(vector, x, y, masks)
             errors["loss"].append(_error(loss, expected.loss))
             errors["gradient"].append(_error(gradient, expected.gradient))
             errors["buffers"].append(_error(buffers, expected.buffers))
@@ -320,7 +342,7 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
         if not median <= limit:
             raise _wrong(spec, quantity, limit, f"a median relative error of {median:.2g}")
     try:
-        run_selfcheck(spec, runner.gradient)
+        run_selfcheck(spec, runner.checked(spec.selfcheck))
     except SelfCheckFailed as exc:
         raise WrongArtifact(f"{str(exc).partition('; ')[0]}; do not use this model") from exc
 
@@ -334,8 +356,9 @@ def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchR
     spec, graph = artifact.spec, in_doubles(artifact.train)
     for seed, batch in enumerate(BATCHES):
         vector, x, y = selfcheck_inputs(spec, seed, batch)
-        expected = reference.step(vector, x, y)
-        names, feeds = runner.feeds(vector, x, y)
+        masks = draw_masks(spec.masks, seed, 0, batch)
+        expected = reference.step(vector, x, y, masks)
+        names, feeds = runner.feeds(vector, x, y, masks)
         # In float32 a third has an error of 3e-8.
         feeds["w"] = np.full(batch, 1.0 / int(positions_of(y).sum()))
         loss, *values = run_in_doubles(graph, names, feeds)

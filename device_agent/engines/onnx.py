@@ -25,7 +25,7 @@ from fairbed.device_agent.engines.base import (
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.installed import engine_version
-from fairbed.wire.artifact import Artifact
+from fairbed.wire.artifact import Artifact, draw_masks
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.evaluation import Evaluation, Targets, mean_weights
 from fairbed.wire.graphs import check_graph
@@ -67,6 +67,7 @@ class OnnxEngine:
         self._loss = np.zeros((), np.float32)
         self._gradient = np.zeros(layout.n_params, np.float32)
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
+        self._seed = 0, 0
         self._run: _Run | None = None
         """The step in progress."""
         self._bound: weakref.ref[NDArray[np.float32]] | None = None
@@ -89,7 +90,8 @@ class OnnxEngine:
         return engine_version()
 
     def reseed(self, seed: int, step: int) -> None:
-        """Do nothing: the graphs draw no random numbers."""
+        """Set the random masks of the next gradients; before the first call both are 0."""
+        self._seed = seed, step
 
     def gradient(
         self,
@@ -135,6 +137,9 @@ class OnnxEngine:
         self._bind("x", x)
         self._bind("y", y)
         self._bind("w", weights)
+        masks = draw_masks(self.spec.masks, *self._seed, len(y))
+        for i, mask in enumerate(masks):
+            self._bind(f"m.{i}", mask)
         try:
             with self._running() as options:
                 self._train.run_with_iobinding(self._binding, options)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fairbed.device_agent.engines.onnx import load_runtime
 from fairbed.testbed.emulation.step_speed import StepWork
-from fairbed.wire.artifact import Artifact
+from fairbed.wire.artifact import Artifact, draw_masks
 from fairbed.wire.selfcheck import selfcheck_inputs
 
 COUNTED = 2, 4
@@ -45,6 +45,8 @@ def _graph_step(artifact: Artifact, n: int) -> StepWork:
     }
     x = x.reshape((n, *spec.x_shape))
     feeds |= {"x": x, "y": y, "w": np.full(n, 1.0 / n, np.float32)}
+    masks = draw_masks(spec.masks, seed=0, step=0, batch=n)
+    feeds |= {f"m.{i}": mask for i, mask in enumerate(masks)}
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from fairbed.wire.artifact import (
     Artifact,
     ModuleSource,
+    RandomMask,
     SelfCheck,
     TaskSpec,
     decode_artifact,
+    draw_masks,
     encode_artifact,
     initial_vector,
 )
@@ -74,6 +76,17 @@ MALFORMED = [
         "classes must be 2 for binary, got 3 - at `$.spec`",
     ),
     (("spec", "task"), "ranking", "Invalid enum value 'ranking' - at `$.spec.task`"),
+    (("spec", "random"), [], "Expected `array` of length >= 1 - at `$.spec.random`"),
+    (
+        ("spec", "random"),
+        [{"shape": [4], "keep": 65537}],
+        "Expected `int` <= 65536 - at `$.spec.random[0].keep`",
+    ),
+    (
+        ("spec", "random"),
+        [{"shape": [4097, 4097], "keep": 1}],
+        "a mask must have at most 16777216 elements, got 16785409 - at `$.spec.random[0]`",
+    ),
     (("train",), "text", "Expected `bytes`, got `str` - at `$.train`"),
     (("labels",), ["oak"], "labels must be 3 different names, got 1, 1 different"),
     (("labels",), ["oak", "elm", "oak"], "labels must be 3 different names, got 3, 2 different"),
@@ -142,3 +155,42 @@ def test_a_task_has_either_graphs_or_a_module() -> None:
     assert (
         msgspec.structs.replace(ARTIFACT, train=b"", evaluate=b"", module=module).engine == "torch"
     )
+
+
+MASKS = (
+    RandomMask(shape=(5,), keep=32768),
+    RandomMask(shape=(2, 3), keep=52429),
+    RandomMask(shape=(4,), keep=9000, is_per_example=False),
+)
+
+
+def test_masks_are_the_same_bits_on_every_machine() -> None:
+    first, second, of_batch = draw_masks(MASKS, 11, 2, 2)
+    assert first.astype(int).tolist() == [[1, 1, 1, 0, 1], [1, 1, 1, 1, 0]]
+    assert second.astype(int).tolist() == [[[1, 1, 1], [1, 0, 1]], [[1, 1, 0], [1, 1, 1]]]
+    assert of_batch.astype(int).tolist() == [0, 0, 0, 0]
+    chances = np.random.Philox(key=[11, 2]).random_raw(3).astype("<u8").view("<u2")[:10]
+    np.testing.assert_array_equal(first.ravel(), chances < 32768)
+
+
+def test_masks_of_an_example_do_not_depend_on_the_size_of_the_mini_batch() -> None:
+    few, many = draw_masks(MASKS, (1 << 63) - 1, 7, 3), draw_masks(MASKS, (1 << 63) - 1, 7, 40)
+    for mask, one, other in zip(MASKS, few, many, strict=True):
+        np.testing.assert_array_equal(one, other[:3] if mask.is_per_example else other)
+    others = [draw_masks(MASKS, *key, 40)[0] for key in ((8, 7), ((1 << 63) - 1, 8))]
+    assert all((other != many[0]).any() for other in others)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 6554, 58982, 65535, 65536])
+def test_a_mask_keeps_the_declared_share(keep: int) -> None:
+    """40,000 elements: five standard deviations are 0.0125."""
+    [mask] = draw_masks([RandomMask(shape=(400,), keep=keep)], 3, 1, 100)
+    assert mask.mean() == pytest.approx(keep / 65536, abs=0.0125 if 0 < keep < 65536 else 0.0)
+
+
+def test_masks_are_a_part_of_a_task_that_has_some() -> None:
+    assert "random" not in msgspec.msgpack.decode(encode_artifact(ARTIFACT))["spec"]
+    spec = msgspec.structs.replace(ARTIFACT.spec, random=MASKS)
+    again = decode_artifact(encode_artifact(msgspec.structs.replace(ARTIFACT, spec=spec))).spec
+    assert again.masks == MASKS
+    assert ARTIFACT.spec.masks == ()

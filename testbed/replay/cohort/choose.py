@@ -84,7 +84,7 @@ def _may_be_vectorised(artifact: Artifact) -> bool:
     """
     spec, module = artifact.spec, artifact.module
     has_buffers = spec.layout.n_values > spec.layout.n_params
-    is_random = module is not None and module.is_random
+    is_random = bool(spec.masks) or (module is not None and module.is_random)
     return not has_buffers and not is_random
 
 

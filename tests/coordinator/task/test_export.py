@@ -210,25 +210,28 @@ class Both(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.drop = nn.Dropout()
+        self.noise = nn.RReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.cdist(x, x + 1.0).sum() + self.drop(x)
+        y: torch.Tensor = torch.cdist(x, x + 1.0).sum() + self.noise(x)
         return y
 
 
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.Dropout(0.5), r"model\.1: aten\.native_dropout\.default must have a rule, got none"),
+        (
+            nn.RReLU(),
+            r"model\.1: aten\.rrelu_with_noise_functional\.default must have a rule, got n",
+        ),
         (Distances(), r"model\.1: aten\._cdist_forward\.default must have a rule, got none; use"),
         (
-            nn.Sequential(nn.Dropout(), Distances(), nn.Dropout()),
-            r"model\.1\.0: aten\.native_dropout\.default must have a rule, got none; use",
+            nn.Sequential(nn.RReLU(), Distances(), nn.RReLU()),
+            r"model\.1\.0: aten\.rrelu_with_noise_functional\.default must have a rule, got none",
         ),
         (
             Both(),
-            r"model\.1: aten\._cdist_forward\.default .*; model\.1\.drop: aten\.native_dropout",
+            r"model\.1: aten\._cdist_forward\.default .*; model\.1\.noise: aten\.rrelu",
         ),
     ],
 )
@@ -286,9 +289,17 @@ class Idle(nn.Module):
         return y
 
 
-def test_a_parameter_without_gradient_is_named() -> None:
-    with pytest.raises(Unsupported, match="spare: the loss must depend on every parameter"):
-        export(Idle(), 4)
+def test_a_parameter_without_gradient_is_named_and_has_one_of_zero() -> None:
+    artifact = export(Idle(), 4)
+    [remark] = artifact.remarks
+    assert remark.startswith("spare: the loss must depend on every parameter, got one that it does")
+    engine = OnnxEngine(artifact)
+    vector, x, y = selfcheck_inputs(artifact.spec, 1, 5)
+    for _ in range(2):
+        _, gradient = engine.gradient(vector, x, y)
+        views = artifact.spec.layout.views(gradient)
+        assert not views["spare"].any()
+        assert views["linear.weight"].all()
 
 
 def test_a_wrong_artifact_is_refused() -> None:
