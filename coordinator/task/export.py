@@ -178,7 +178,7 @@ def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> 
                 f"recording fixes the batch to {shape_of(node)[0]}; use another one"
             )
         if given.kind == InputKind.USER_INPUT:
-            lowering.bind(node, next(examples))
+            lowering.bind_examples(node, next(examples))
         elif (name := _tensor_name(given.target)) in state:
             lowering.bind(node, state[name])
         else:  # a constant, or a counter, which does not change
