@@ -8,6 +8,8 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fairbed.coordinator.task import recurrent
+
 aten = torch.ops.aten
 
 MORE = (
@@ -195,9 +197,23 @@ _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
 }
 """Functions whose own gradient cannot be recorded for every size of a batch."""
 
+_RECORDED: Mapping[Any, Callable[..., Any]] = {
+    torch.gru: recurrent.gru,
+    torch.lstm: recurrent.lstm,
+}
+"""Functions that a graph has as operations of ours, which have no values."""
+
 
 class Rewriting(TorchFunctionMode):
-    """Replaces functions of a module that is being recorded by others with the same result."""
+    """Replaces functions of a module by others with the same result.
+
+    Args:
+        is_recording: The module is being recorded, and runs without values.
+    """
+
+    def __init__(self, *, is_recording: bool = False) -> None:
+        super().__init__()
+        self._replaced = {**_REWRITTEN, **(_RECORDED if is_recording else {})}
 
     def __torch_function__(
         self,
@@ -207,4 +223,4 @@ class Rewriting(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function, or what replaces it."""
-        return _REWRITTEN.get(func, func)(*args, **(kwargs or {}))
+        return self._replaced.get(func, func)(*args, **(kwargs or {}))

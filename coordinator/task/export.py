@@ -198,7 +198,7 @@ def _lowered(
                 f"recording fixes the batch to {shape_of(node)[0]}; use another one"
             )
         if given.kind == InputKind.USER_INPUT:
-            lowering.bind(node, next(examples))
+            lowering.bind_examples(node, next(examples))
         elif (name := recorder.name_of(given.target)) in state:
             lowering.bind(node, state[name])
         else:  # a constant, or a counter, which does not change

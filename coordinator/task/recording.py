@@ -213,7 +213,7 @@ class Recorder:
         module = kind(model, self._spec)
         examples = self._examples()
         batch = Dim("batch", min=2)
-        with self._translated(), Rewriting():
+        with self._translated(), Rewriting(is_recording=True):
             return export(
                 module,
                 tuple(examples[name] for name in names),

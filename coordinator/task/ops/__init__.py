@@ -10,6 +10,7 @@ from fairbed.coordinator.task.ops import (
     linear,
     normalization,
     pooling,
+    recurrent,
     reduction,
     shape,
 )
@@ -23,4 +24,5 @@ OPERATIONS: Mapping[str, Handler] = {
     **convolution.OPERATIONS,
     **pooling.OPERATIONS,
     **normalization.OPERATIONS,
+    **recurrent.OPERATIONS,
 }

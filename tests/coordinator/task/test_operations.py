@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.export import export_task
+from fairbed.coordinator.task.ops.recurrent import WIDE
 from fairbed.device_agent.engines.base import self_check
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from tests.tiers import some_in_fast
@@ -38,6 +39,53 @@ class Parts(nn.Module):
         map_ = self.stem(x)
         y: Tensor = self.last(torch.cat([part(map_).flatten(1) for part in self.parts], 1))
         return y
+
+
+class States(nn.Module):
+    """All states and last states of a recurrent layer, from lines with features last.
+
+    Args:
+        layer: The layer.
+        is_first: Steps come first, then the batch.
+        has_start: The layer starts from states that are trained.
+    """
+
+    def __init__(self, layer: nn.RNNBase, *, is_first: bool = False, has_start: bool = False):
+        super().__init__()
+        self.layer, self.is_first = layer, is_first
+        count = layer.num_layers * (2 if layer.bidirectional else 1)
+        start = nn.Parameter(torch.randn(count, 1, layer.hidden_size))
+        self.start = start if has_start else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1) if self.is_first else x
+        h = None if self.start is None else self.start.expand(-1, x.shape[1], -1).contiguous()
+        start = h if h is None or self.layer.mode == "GRU" else (h, h * 0.5)
+        y, last = self.layer(x, start)
+        y = y.transpose(0, 1) if self.is_first else y
+        ends = last if isinstance(last, tuple) else (last,)
+        return torch.cat([y.flatten(1), *(end.transpose(0, 1).flatten(1) for end in ends)], 1)
+
+
+class OneStep(States):
+    """A layer that reads the first step alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :1])
+
+
+class Cells(nn.Module):
+    """The last state of a cell that reads the steps of lines one by one."""
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Tensor | tuple[Tensor, Tensor] | None = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state[0] * state[1] if isinstance(state, tuple) else torch.as_tensor(state)
 
 
 def lines() -> nn.Module:
@@ -103,6 +151,30 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             nn.AvgPool3d(2),
             nn.AdaptiveAvgPool3d(2),
             nn.BatchNorm3d(4),
+        ],
+    ),
+    "recurrent layers": (
+        lines,
+        LINE,
+        [
+            States(nn.GRU(12, 5, 2, batch_first=True, bidirectional=True)),
+            States(nn.LSTM(12, 5, 2, batch_first=True, bidirectional=True)),
+            States(nn.GRU(12, 5, bias=False), is_first=True, has_start=True),
+            States(nn.LSTM(12, 5, bias=False), is_first=True, has_start=True),
+            States(nn.LSTM(12, WIDE), is_first=True, has_start=True),
+            States(nn.LSTM(12, 5, proj_size=3, batch_first=True)),
+            States(nn.RNN(12, 5, nonlinearity="relu", batch_first=True)),
+        ],
+    ),
+    "cells and one step": (
+        lines,
+        LINE,
+        [
+            Cells(nn.GRUCell(12, 5)),
+            Cells(nn.LSTMCell(12, 5)),
+            Cells(nn.RNNCell(12, 5)),
+            OneStep(nn.GRU(12, 5, batch_first=True)),
+            OneStep(nn.LSTM(12, 5, batch_first=True)),
         ],
     ),
     "pools": (
@@ -251,6 +323,7 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=:UserWarning")
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 @pytest.mark.parametrize("name", some_in_fast(GROUPS, "convolutions", "parts and joins", "pools"))
 def test_operations_are_exact_and_run_on_the_device_engine(name: str) -> None:
     torch.manual_seed(1)
@@ -276,3 +349,20 @@ def test_a_module_that_fixes_the_batch_is_named() -> None:
         Unsupported, match=r"batches of any size, .* as len\(x\) does; use x\.shape"
     ):
         export_task(Counting(), "test", "test", (4,), 3)
+
+
+class Turned(nn.Module):
+    """Reads examples as the steps of one sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.last = nn.GRU(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.cells(x)[0][:, -1])
+        return y
+
+
+def test_a_layer_that_reads_the_batch_as_its_steps_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"cells: .*gru.* number of steps.*batch_first=True"):
+        export_task(Turned(), "test", "test", (5, 4), 3)
