@@ -82,7 +82,8 @@ def train(
         w = w - learning_rate v
 
     Every epoch visits all examples in a new random order; its last mini-batch may be smaller.
-    All terms act on parameters; the engine updates the buffers.
+    All terms act on parameters; the engine updates the buffers. The anchor of a value that the
+    device keeps for itself (`Layout.local`) is its value before the first step.
 
     Args:
         engine: Computes the gradients.
@@ -109,7 +110,10 @@ def train(
     """
     check_targets(engine.spec, y)
     work, n_params = vector.copy(), engine.spec.layout.n_params
-    w_t = vector if anchor is None else anchor
+    w_t, local = vector if anchor is None else anchor, engine.spec.layout.local
+    if local.size and anchor is not None:
+        w_t = anchor.copy()
+        w_t[local] = vector[local]
     vectors = {} if vectors is None else vectors
     descent = Descent(work[:n_params], hyperparameters, w_t[:n_params], rule, vectors)
     limit = hyperparameters.max_steps

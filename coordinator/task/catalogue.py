@@ -16,8 +16,8 @@ from fairbed.coordinator.task.recipes import (
     find_shipped,
     task_name,
 )
-from fairbed.wire.artifact import Artifact, TaskKind, decode_artifact
-from fairbed.wire.models import GROUP, call_factory, factory_at, path_of
+from fairbed.wire.artifact import Artifact, BatchNorm, TaskKind, decode_artifact
+from fairbed.wire.models import GROUP, call_factory, factory_at, freeze_statistics, path_of
 from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def load_task(
     *,
     engine: ModelEngine = "auto",
     examples: "AnyExamples | None" = None,
+    batch_norm: BatchNorm = "merged",
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -52,6 +53,7 @@ def load_task(
         kind: What the model predicts.
         engine: As for `build_task`.
         examples: As for `build_task`.
+        batch_norm: As for `build_task`.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -66,10 +68,23 @@ def load_task(
         )
     recipe = find_shipped(model, x_shape, classes, kind)
     if recipe is not None:
+        if batch_norm != "merged":
+            raise UnknownTask(
+                f'model.batch_norm: "{batch_norm}" must have a model with batch normalisation, got '
+                f'{model}, which has none; set "merged"'
+            )
         return decode_artifact(read_shipped(recipe.name))
     needed = ("torch",) if engine == "torch" else ("torch", "onnx")
     if all(importlib.util.find_spec(package) for package in needed):
-        return build_task(model, x_shape, classes, kind, engine=engine, examples=examples)
+        return build_task(
+            model,
+            x_shape,
+            classes,
+            kind,
+            engine=engine,
+            examples=examples,
+            batch_norm=batch_norm,
+        )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
     predicts = f"in {classes} classes" if kind == "classification" else f"and {kind}"
@@ -93,6 +108,7 @@ def build_task(
     *,
     engine: ModelEngine = "auto",
     examples: "AnyExamples | None" = None,
+    batch_norm: BatchNorm = "merged",
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
@@ -109,6 +125,7 @@ def build_task(
             cannot be exported.
         examples: x of the data, shape (n, ...). The checks draw normal numbers; if the module fails
             on them, as one of tokens does, they draw from the range of the examples.
+        batch_norm: What becomes of batch normalisation.
 
     Raises:
         UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
@@ -117,11 +134,13 @@ def build_task(
     """
     try:
         from fairbed.coordinator.task.modules import (
+            check_batch_norm,
             check_twins,
             export_problem,
             fixed_tensors,
             make_trainable,
             module_task,
+            with_batch_norm,
             x_range_for,
         )
 
@@ -133,6 +152,7 @@ def build_task(
         ) from exc
     model = path_of(model)
     module = make_module(model, x_shape, classes, kind)
+    check_batch_norm(module, model, batch_norm)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
         return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
@@ -148,6 +168,9 @@ def build_task(
         twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
         make_trainable(twin, name, x_shape)
         check_twins(module, twin, name)
+        if batch_norm == "frozen":
+            freeze_statistics(module)
+            freeze_statistics(twin)
         fixed, remarks = fixed_tensors(module, twin, x_shape, x_range)
         reason = ""
         if engine != "torch":
@@ -166,7 +189,8 @@ def build_task(
                         fixed=fixed,
                         twin=twin,
                     )
-                return msgspec.structs.replace(task, remarks=remarks)
+                task = msgspec.structs.replace(task, remarks=remarks)
+                return with_batch_norm(task, module, batch_norm)
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
                     raise
@@ -187,7 +211,8 @@ def build_task(
             twin=twin,
             reason=reason,
         )
-        return msgspec.structs.replace(task, remarks=remarks)
+        task = msgspec.structs.replace(task, remarks=remarks)
+        return with_batch_norm(task, module, batch_norm)
 
 
 def _not_exported(name: str, problem: str) -> Unsupported:

@@ -24,7 +24,7 @@ from fairbed.device_agent.engines.base import (
 from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, TaskKind
 from fairbed.wire.evaluation import Evaluation, Targets
-from fairbed.wire.models import call_factory, sourced_factory
+from fairbed.wire.models import call_factory, freeze_statistics, sourced_factory
 from fairbed.wire.plugins import PluginError, users_code
 
 _random_numbers = Lock()
@@ -258,6 +258,8 @@ def make_module(artifact: Artifact) -> nn.Module:
     except (PluginError, OSError) as exc:
         raise EngineError(str(exc)) from exc
     _load_fixed(module, artifact)
+    if artifact.batch_norm == "frozen":
+        freeze_statistics(module)
     return module
 
 

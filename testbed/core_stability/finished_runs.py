@@ -175,6 +175,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
         dataset.kind,
         engine=experiment.model.engine,
         examples=dataset.x,
+        batch_norm=experiment.model.batch_norm,
     )
     for run in runs:
         if run.vector.shape != (artifact.spec.layout.n_values,):

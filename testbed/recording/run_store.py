@@ -102,4 +102,5 @@ def _artifact(experiment: Experiment) -> Artifact:
         dataset.kind,
         engine=experiment.model.engine,
         examples=dataset.x,
+        batch_norm=experiment.model.batch_norm,
     )

@@ -162,6 +162,7 @@ def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
         dataset.kind,
         engine=experiment.model.engine,
         examples=dataset.x,
+        batch_norm=experiment.model.batch_norm,
     )
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed

@@ -488,6 +488,7 @@ def _task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
         dataset.kind,
         engine=experiment.model.engine,
         examples=dataset.x,
+        batch_norm=experiment.model.batch_norm,
     )
 
 

@@ -620,7 +620,7 @@ def _coordinator(
     )
     ports = HostServices(
         shards=StoredShards(parts.data, plan.folder),
-        evaluator=parts.evaluator,
+        evaluator=None if config.model.has_local_values else parts.evaluator,
         host_monitor=monitor,
         audit=audit,
         devices=control,
@@ -873,7 +873,7 @@ def _load(
         assignments=StoredShards.read(plan.folder),
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),
-        sends_held_out=experiment.personalisation.is_on,
+        sends_held_out=experiment.personalisation.is_on or experiment.model.has_local_values,
     )
     dataset = data.dataset
     artifact = load_task(
@@ -883,6 +883,7 @@ def _load(
         dataset.kind,
         engine=experiment.model.engine,
         examples=dataset.x,
+        batch_norm=experiment.model.batch_norm,
     )
     experiment.check_layout(artifact.spec.layout)
     columns = "" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT)
