@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.wire.messages import EvaluateRequest, Privacy, Train
+from fairbed.wire.tensors import Layout
 
 Vector = NDArray[np.float32]
 
@@ -78,14 +79,15 @@ def privatised(model: Vector, trained: Vector, privacy: Privacy, normals: Normal
     return sent
 
 
-def buffers_problem(n_params: int, n_values: int) -> str:
+def buffers_problem(layout: Layout) -> str:
     """Return why a model cannot be trained with noise; empty if it can."""
-    if n_values == n_params:
+    others = sum(t.size for t in layout.tensors if t.role == "buffer" and t.is_local is not True)
+    if not others:
         return ""
     return (
-        f"privacy: every value of the model must be a parameter, got {n_values - n_params} others, "
-        "such as running means: one clip does not fit both; use layers without them, such as "
-        "GroupNorm"
+        f"privacy: every value of the model that is merged must be a parameter, got {others} "
+        "others, such as running means: one clip does not fit both; use layers without them, such "
+        'as GroupNorm, or model.batch_norm = "frozen" or "silobn"'
     )
 
 

@@ -30,6 +30,9 @@ PERSONAL = "personal model"
 KEPT = "local rule vectors"
 """Vectors that a local rule keeps, before the round and after it: first all of them before, then
 all after, each of shape (n_params,)."""
+LOCAL = "local values"
+"""The values of the model that this device keeps (`wire.tensors.Layout.local`), before the round
+and after it, each of shape (n,)."""
 SHA256_BYTES = 32
 LENGTH = "<I"
 """Length of the header, in the file."""

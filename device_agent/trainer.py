@@ -83,8 +83,10 @@ def train(
         w = w - learning_rate v
 
     Every epoch visits all examples in a new random order; its last mini-batch may be smaller.
-    All terms act on parameters; the engine updates the buffers. With `micro_batch` the engine
-    computes a mini-batch in parts, which bounds its memory; all else sees whole mini-batches.
+    All terms act on parameters; the engine updates the buffers. The anchor of a value that the
+    device keeps for itself (`Layout.local`) is its value before the first step. With `micro_batch`
+    the engine computes a mini-batch in parts, which bounds its memory; all else sees whole
+    mini-batches.
 
     Args:
         engine: Computes the gradients.
@@ -112,7 +114,10 @@ def train(
     check_targets(engine.spec, y)
     counts = positions_of(y)
     work, n_params = vector.copy(), engine.spec.layout.n_params
-    w_t = vector if anchor is None else anchor
+    w_t, local = vector if anchor is None else anchor, engine.spec.layout.local
+    if local.size and anchor is not None:
+        w_t = anchor.copy()
+        w_t[local] = vector[local]
     vectors = {} if vectors is None else vectors
     descent = Descent(work[:n_params], hyperparameters, w_t[:n_params], rule, vectors)
     limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch

@@ -46,13 +46,20 @@ from fairbed.device_agent.local_training import GuardedRule, allowed_rule
 from fairbed.device_agent.memory import release_memory, trim_heap
 from fairbed.device_agent.privacy import buffers_problem, owner_problem, privatised
 from fairbed.device_agent.state.lifecycle import Event
-from fairbed.device_agent.stored_vector import KEPT, PERSONAL, StoredVector, VectorStore
+from fairbed.device_agent.stored_vector import KEPT, LOCAL, PERSONAL, StoredVector, VectorStore
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.evaluation import Quality, Targets, positions_of
 from fairbed.wire.labels import Classes
-from fairbed.wire.messages import EvaluateRequest, Manifest, OptionValue, Personal, Train
+from fairbed.wire.messages import (
+    EvaluateRequest,
+    LocalValues,
+    Manifest,
+    OptionValue,
+    Personal,
+    Train,
+)
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.scale import Scale, other_scale, scale_of
 from fairbed.wire.tensors import Layout, vector_from_bytes
@@ -158,6 +165,7 @@ class TrainingWork:
         self._host = host
         self._cache = cache
         self._personal, self._kept = VectorStore(state, PERSONAL), VectorStore(state, KEPT)
+        self._local = VectorStore(state, LOCAL)
         self._allowed_rules = allowed_rules
         self._rule: _MadeRule | None = None
         self._optimised = OptimisedGraphs(cache)
@@ -362,11 +370,11 @@ class TrainingWork:
             raise NotPrepared(NO_TASK)
         layout = task.spec.layout
         if train.privacy is not None:
-            problem = buffers_problem(layout.n_params, layout.n_values)
+            problem = buffers_problem(layout)
             if problem:
                 raise RoundFailed(problem)
         received = self._model_vector(job, _layout_of(task.spec, train))
-        vector = received[: layout.n_values]
+        w_t = received[: layout.n_values]
         watch.lap("decode")
         # Each call of `progress` wakes the event loop: short phases are reported together.
         pending = [Event.DOWNLOADED]
@@ -377,6 +385,7 @@ class TrainingWork:
             pending = []
         with self._section("load", job.should_stop) as meter:
             loaded, rule = self._load(task, meter), self._rule_for(train)
+            vector = self._with_local_values(task, train.local_values, w_t, meter)
         watch.lap("load")
         pending.append(Event.LOADED)
 
@@ -408,6 +417,7 @@ class TrainingWork:
         if job.should_stop():
             raise _RoundStopped
         self._keep_vectors(task, train, before, result.kept)
+        self._keep_local_values(task, train, vector, result.vector)
         watch.lap("train")
         self._host.sensors.clock_ratio()  # records the clock while the processor is still busy
 
@@ -416,14 +426,16 @@ class TrainingWork:
         watch.lap("personal")
 
         with self._section("encode", job.should_stop):
-            behaviour, trained = self._host.behaviour, result.vector
+            behaviour, local = self._host.behaviour, layout.local
+            trained = _with(result.vector, local, w_t[local])
             if train.privacy is not None:
                 normals = self._host.noise.stream(train.seed)
-                trained = privatised(vector, trained, train.privacy, normals)
-            sent = behaviour.update(vector, trained, layout.n_params, train.seed)
+                trained = privatised(w_t, trained, train.privacy, normals)
+                trained = _with(trained, local, w_t[local])
+            sent = behaviour.update(w_t, trained, layout.n_params, train.seed)
             if result.returned:
                 sent = np.concatenate([sent, *result.returned.values()])
-            update = self._coder.encode(train, layout, vector, sent)
+            update = self._coder.encode(train, layout, w_t, sent)
         return TrainedUpdate(
             update=update,
             n_k=task.n_k,
@@ -486,6 +498,54 @@ class TrainingWork:
         if train.local is not None and after:
             both = np.concatenate([*before.values(), *(after[name] for name in before)])
             self._kept.save(StoredVector(_hash_of(task), train.local.run, train.round, both))
+
+    def _with_local_values(
+        self,
+        task: _PreparedTask,
+        local_values: LocalValues | None,
+        received: NDArray[np.float32],
+        meter: Meter,
+    ) -> NDArray[np.float32]:
+        """Return a model, shape (n_values,), with the values that this device keeps.
+
+        Those after the last round count only if its update was merged, else those before it.
+
+        Raises:
+            RoundFailed: The task has such values, and the message does not name them.
+        """
+        local = task.spec.layout.local
+        if not local.size:
+            return received
+        if local_values is None:
+            raise RoundFailed(
+                "model: the coordinator must name the run of the values that this device keeps, "
+                "got none; update the coordinator"
+            )
+        first, stored = local_values.merged is None, None
+        if not first:
+            stored = self._local.load(_hash_of(task), local_values.run, 2 * local.size)
+        if stored is None:
+            if not first:
+                _log.warning("local values: lost; they begin at those of the model before round 1")
+            return _with(received, local, initial_vector(task.spec, local_values.init_seed)[local])
+        meter.read(stored.vector.nbytes)
+        before, after = stored.vector.reshape(2, local.size)
+        return _with(received, local, after if stored.round == local_values.merged else before)
+
+    def _keep_local_values(
+        self,
+        task: _PreparedTask,
+        train: Train,
+        before: NDArray[np.float32],
+        after: NDArray[np.float32],
+    ) -> None:
+        """Save the values that this device keeps, from before the round and after it."""
+        local = task.spec.layout.local
+        if train.local_values is not None and local.size:
+            both = np.concatenate([before[local], after[local]])
+            self._local.save(
+                StoredVector(_hash_of(task), train.local_values.run, train.round, both)
+            )
 
     def _train_personal(
         self,
@@ -568,6 +628,7 @@ class TrainingWork:
         was_cold = self._loaded is None
         with self._section("load", should_stop) as meter:
             loaded = self._load(task, meter)
+            vector = self._with_local_values(task, request.local_values, vector, meter)
         watch.lap("load")
         picked = draw_examples(len(loaded.y), request.examples, request.seed)
         x, y = loaded.x[picked], loaded.y[picked]
@@ -591,7 +652,8 @@ class TrainingWork:
         vector = received[: task.spec.layout.n_values]
         watch.lap("decode")
         loaded = self._loaded
-        with self._section("load", should_stop):
+        with self._section("load", should_stop) as meter:
+            vector = self._with_local_values(task, request.local_values, vector, meter)
             if loaded is None:
                 engine = self._opened(self._artifact(task.manifest))
                 held_out = task.examples.held_out()
@@ -699,6 +761,17 @@ class TrainingWork:
 def _layout_of(spec: TaskSpec, request: Train | EvaluateRequest) -> Layout:
     """Return the layout of the model as it travels, with the vectors that follow it."""
     return spec.layout.with_vectors(request.coding.sent)
+
+
+def _with(
+    vector: NDArray[np.float32], places: NDArray[np.intp], values: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return a vector with other values in some places; itself if there are none."""
+    if not places.size:
+        return vector
+    changed = vector.copy()
+    changed[places] = values
+    return changed
 
 
 def _sent_vectors(

@@ -201,6 +201,16 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 EngineName: TypeAlias = Literal["onnx", "torch"]
 
+BatchNorm: TypeAlias = Literal["merged", "silobn", "fedbn", "frozen"]
+"""What becomes of batch normalisation. merged: its values are merged as all others are; silobn:
+each device keeps its running statistics; fedbn: it keeps scale and shift, too; frozen: the layers
+are in evaluation mode in training, too, and their statistics keep the values of the module.
+
+Source:
+    silobn: Andreux et al., DART 2020 (arXiv:2008.07424); fedbn: Li et al., ICLR 2021
+    (arXiv:2102.07623).
+"""
+
 
 class ModuleSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A torch module that a device imports; its code is not sent."""
@@ -236,6 +246,8 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     columns: Text = ""
     """What the values of x are, in their order, if the run's data are a table: own data of a device
     must be the same. Empty otherwise."""
+    batch_norm: BatchNorm = "merged"
+    """A device freezes the layers of a module itself; graphs were recorded with frozen layers."""
     labels: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
     """Label of each class in the data set of the run; empty: the numbers 0, 1, ..."""
     preparation: Preparation | None = None

@@ -223,6 +223,21 @@ class LocalTraining(Message, frozen=True, kw_only=True, tag="local-training"):
                 raise ValueError(f"options.{name} must be a finite number, got {value}")
 
 
+class LocalValues(Message, frozen=True, kw_only=True, tag="local-values"):
+    """The values of a model that each device keeps for itself (`wire.tensors.Layout.local`).
+
+    A device puts them into each model that it receives, to train or to evaluate it.
+    """
+
+    run: Text
+    """Run of the values; a device begins anew in another run or task."""
+    init_seed: Count
+    """They begin at those of the model before round 1 (`artifact.initial_vector`)."""
+    merged: RoundId | None = None
+    """Last round in which an update of this device was merged: the values after that round are
+    valid. None: it begins."""
+
+
 class Privacy(Message, frozen=True, kw_only=True, tag="privacy"):
     """Local noise: the device clips its update and adds Gaussian noise before it is encoded.
 
@@ -323,6 +338,8 @@ class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"
     """Encoding of the model; by default float32."""
     split: Literal["train", "test"] = "train"
     """The examples to evaluate."""
+    local_values: LocalValues | None = None
+    """Which values the device puts into the model; None: it keeps none."""
 
 
 class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
@@ -736,6 +753,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """The local rule; None is SGD."""
     privacy: Privacy | None = None
     """Noise on the update; sent only to devices that name the skill `privacy`."""
+    local_values: LocalValues | None = None
+    """Which values the device puts into the model; None: it keeps none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

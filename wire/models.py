@@ -13,7 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from types import MethodType
+from typing import Any, Final
 
 from fairbed.wire.artifact import ModuleSource
 from fairbed.wire.plugins import (
@@ -247,3 +248,34 @@ def _absent(path: str) -> PluginError:
         f"model.name: {path} must name an importable module, got none named "
         f"{package_of(path)!r}; correct the name, or run fairbed in its folder"
     )
+
+
+def normalisation_layers(module: Any) -> dict[str, Any]:
+    """Return the layers of a torch module that have running statistics, or may have, by name.
+
+    They are those of batch normalisation, and of instance normalisation that tracks them.
+    """
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if "running_mean" in getattr(layer, "_buffers", ())
+        and (layer.running_mean is not None or "BatchNorm" in type(layer).__name__)
+    }
+
+
+def freeze_statistics(module: Any) -> None:
+    """Keep layers with running statistics in evaluation mode, whatever the mode of the module."""
+    for layer in normalisation_layers(module).values():
+        if layer.running_mean is not None:
+            layer.eval()
+            layer.train = MethodType(_stay, layer)
+
+
+def is_frozen(layer: Any) -> bool:
+    """Return whether `freeze_statistics` froze a layer."""
+    return "train" in vars(layer)
+
+
+def _stay(layer: Any, mode: bool = True) -> Any:
+    """Replace `torch.nn.Module.train` of a frozen layer."""
+    return layer

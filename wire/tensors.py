@@ -36,6 +36,8 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Half-width of the uniform distribution, for `uniform`."""
     init_value: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
     """All initial values, for `constant`."""
+    is_local: Literal[True] | UnsetType = UNSET
+    """Each device keeps its own values (`Layout.local`); left out for values that are merged."""
 
     @property
     def size(self) -> int:
@@ -71,6 +73,18 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def n_params(self) -> int:
         """Length of the parameter part; norms, clipping and aggregation rules use only these."""
         return sum(t.size for t in self.tensors if t.role == "param")
+
+    @property
+    def local(self) -> NDArray[np.intp]:
+        """Places in the flat vector of the values that each device keeps for itself, ascending.
+
+        The vector that travels has such places, too. They have the values of the model that was
+        sent, and nothing reads them: a device puts its own values there, and a merge leaves them.
+        """
+        places = [
+            np.arange(t.offset, t.offset + t.size) for t in self.tensors if t.is_local is True
+        ]
+        return np.concatenate(places) if places else np.zeros(0, np.intp)
 
     @property
     def size_bytes(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report, Stack
-from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.algorithms.plugin import Guard
 from fairbed.wire.local_training import (
     NOUN,
@@ -155,6 +155,44 @@ class LocalMerge:
             PluginError: The rule breaks its contract.
         """
         return self._finish(self._merge.finish())
+
+
+class MergeOfOthers:
+    """The merge of a round in which devices keep some values of the model for themselves.
+
+    An update has the values of the model that was sent there, whatever arrives, so that no rule
+    counts a change of them; the next model has them, too.
+
+    Args:
+        merge: Takes the updates.
+        sent: The model that devices train, shape (n_values,).
+        local: Places of the values that devices keep, shape (n,).
+    """
+
+    def __init__(self, merge: Accumulator, sent: Vector, local: Ints) -> None:
+        self._merge, self._local, self._values = merge, local, sent[local].copy()
+
+    def add(self, report: Report) -> None:
+        """Add an update, as the accumulator does."""
+        self._merge.add(replace(report, model=self._without(report.model)))
+
+    def add_all(self, stack: Stack) -> None:
+        """Add updates, as the accumulator does."""
+        self._merge.add_all(replace(stack, models=self._without(stack.models)))
+
+    def finish(self) -> Merge:
+        """Return the next model.
+
+        Raises:
+            PluginError: The rule breaks its contract.
+        """
+        merge = self._merge.finish()
+        return replace(merge, vector=self._without(merge.vector))
+
+    def _without(self, models: Vector) -> Vector:
+        others = models.copy()
+        others[..., self._local] = self._values
+        return others
 
 
 def _named(names: tuple[str, ...], vectors: Vector) -> dict[str, Vector]:

@@ -166,7 +166,7 @@ class Fleet:
             self._private.drop(name)
             self._publisher.publish(name, Refuse(reason=problem))
             return is_new and was_known
-        held_out = self._held_out if device.can_test else None
+        held_out = self._held_out if device.has_own_data and device.can_test else None
         welcome = msgspec.structs.replace(
             self._welcome,
             shard=shard,
@@ -373,7 +373,7 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
-        if self._held_out is not None and device.has_own_data and not device.can_test:
+        if self._held_out is not None and device.holds_tests and not device.can_test:
             self._event_log.report(
                 "skill",
                 "its agent cannot test the model on its own data, so it has no accuracy; update "

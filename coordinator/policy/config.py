@@ -11,13 +11,14 @@ from fairbed.coordinator.algorithms.aggregation.base import Step
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.wire.artifact import ClassesAxis, TaskKind
+from fairbed.wire.artifact import BatchNorm, ClassesAxis, TaskKind
 from fairbed.wire.messages import (
     MAX_OPTIONS,
     HeldOut,
     Hyperparameters,
     Lambda,
     LambdaChoice,
+    LocalValues,
     OptionName,
     OptionValue,
     Personal,
@@ -61,9 +62,18 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     engine: ModelEngine = "auto"
     """What trains it on devices: onnx exports it as graphs; torch imports the module on devices
     that have torch and whose owners allow it; auto takes torch if it cannot be exported."""
+    batch_norm: BatchNorm = "merged"
+    """Running statistics of batch normalisation: merged, as the parameters are; silobn: each device
+    keeps its own; fedbn: it keeps scale and shift, too; frozen: they never change, in training
+    neither."""
     like: ModelClass | None = None
     """Class of the model, such as resnet-18: a training step takes what a profile has measured for
     it (`train_s`), if anything; not set: what follows from its arithmetic, memory and cost."""
+
+    @property
+    def has_local_values(self) -> bool:
+        """Each device keeps some values of the model for itself."""
+        return self.batch_norm in ("silobn", "fedbn")
 
 
 LOCAL_RULES = ("sgd", "propfair")
@@ -860,6 +870,17 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     """How devices with own data hold out test examples; None: they do not."""
     min_linked: PositiveInt = 1
     """Devices in contact without which no round after the first begins."""
+
+    def local_values(self, run: str, merged: int | None) -> LocalValues | None:
+        """Return which values of its own a device puts into a model; None: it keeps none.
+
+        Args:
+            run: Id of the run.
+            merged: Last round in which an update of the device was merged.
+        """
+        if not self.model.has_local_values:
+            return None
+        return LocalValues(run=run, init_seed=self.seed_init, merged=merged)
 
     @property
     def test_timeout_s(self) -> float:

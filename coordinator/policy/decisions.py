@@ -29,7 +29,11 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Prediction,
 )
 from fairbed.coordinator.algorithms.estimation.context_check import ContextChange, Evidence
-from fairbed.coordinator.algorithms.local_training import LocalMerge, ServerHalf
+from fairbed.coordinator.algorithms.local_training import (
+    LocalMerge,
+    MergeOfOthers,
+    ServerHalf,
+)
 from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
 from fairbed.coordinator.algorithms.selection.base import (
@@ -430,9 +434,17 @@ class Decisions:
         return f"{text}; it is excluded, and tried again after {RETRY_ROUNDS} rounds"
 
     def begin_merge(
-        self, round_id: int, vector: Vector, n_params: int, models: Callable[[], Models]
+        self,
+        round_id: int,
+        vector: Vector,
+        n_params: int,
+        models: Callable[[], Models],
+        local: Ints | None = None,
     ) -> Accumulator:
         """Return the empty accumulator of a round that trains `vector`, shape (n_values,).
+
+        `local` are the places of values that devices keep for themselves: whatever an update has
+        there, the next model has what `vector` has.
 
         `models` opens storage for all models of a round, for a rule that cannot stream. With a
         local rule that returns vectors, they follow each update, and not the next model.
@@ -449,12 +461,15 @@ class Decisions:
         merge = self.aggregator.begin(
             sent, n_params, learning_rate, models, self._registered, round_id, self._not_drawn
         )
-        if half is None:
+        if half is not None:
+            finish = half.finish
+            merge = LocalMerge(
+                merge,
+                lambda done: finish(done, vector, n_params, self._registered, learning_rate),
+            )
+        if local is None or not local.size:
             return merge
-        return LocalMerge(
-            merge,
-            lambda done: half.finish(done, vector, n_params, self._registered, learning_rate),
-        )
+        return MergeOfOthers(merge, vector, local)
 
     def with_vectors(self, model: Vector, n_params: int) -> Vector:
         """Return a model, shape (n_values,), followed by the vectors that the local rule sends."""
@@ -614,9 +629,37 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
             "merged, got one that has: they belong to other model versions; use "
             'round.mode = "sync" and round.late = "drop"'
         )
+    if config.model.has_local_values:
+        _check_local_values(config, has_vectors=bool(has_vectors))
     if config.privacy.is_on:
         _check_privacy(config, selector, aggregator, local_half)
     return Decisions(config, selector, make_estimator(config.selection), aggregator, local_half)
+
+
+def _check_local_values(config: CoordinatorConfig, *, has_vectors: bool) -> None:
+    """Check that a run is defined in which devices keep values of the model for themselves.
+
+    Raises:
+        PluginError: It is not.
+    """
+    where = f'model.batch_norm: "{config.model.batch_norm}" must have'
+    if config.round.merges_late_updates:
+        raise PluginError(
+            f"{where} rounds that drop late updates, got round.mode "
+            f'"{config.round.mode}" and round.late "{config.round.late}": a device begins its next '
+            'exchange before its last update counts; use round.mode = "sync" and round.late = '
+            '"drop"'
+        )
+    if config.model.batch_norm == "fedbn" and has_vectors:
+        raise PluginError(
+            f"{where} a local rule without vectors, got {config.training.rule}: its vectors belong "
+            'to all parameters, of which devices keep some; choose "silobn", or another rule'
+        )
+    if config.evaluation.own_data == "server-test-set":
+        raise PluginError(
+            f'{where} evaluation.own_data = "devices" or "off", got "server-test-set": without the '
+            "values of a device the model is not defined, and the coordinator has none"
+        )
 
 
 def _check_privacy(

@@ -152,6 +152,7 @@ class Assignments:
             local=self._decisions.local_training(self._run, device.aggregated_round),
             personal=self._personal(table.id, device) if device.can_personalise else None,
             privacy=self._config.privacy.request(),
+            local_values=self._config.local_values(self._run, device.aggregated_round),
         )
 
     def _personal(self, round_id: int, device: Device) -> Personal | None:

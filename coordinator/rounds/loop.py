@@ -763,6 +763,7 @@ class TrainingLoop:
             model,
             layout.n_params,
             lambda: UpdateStore(self._event_log.store.folder, agreement.up_layout.n_values),
+            layout.local,
         )
         merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule)
 

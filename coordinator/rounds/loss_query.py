@@ -235,4 +235,7 @@ class LossQueries:
             seed=self._decisions.query_seed(query.round, device.row),
             limit_s=query.limit_s,
             coding=self._versions.coding(device),
+            local_values=self._config.local_values(
+                self._event_log.store.run_id, device.aggregated_round
+            ),
         )

@@ -1,10 +1,12 @@
 """Tests of the global model by devices with data of their own, in the gap after a round.
 
 The coordinator cannot evaluate the model on data that it does not have, so these devices do it
-themselves, on test examples that they hold out. Nothing of it is measured: the round is closed and
-its rows are written, the next one begins after the last reply or the limit, and no deadline,
-observation or link estimate includes the test. A device downloads the model for its test and again
-if it is selected next, so that its exchange is the same with and without a test.
+themselves, on test examples that they hold out. Where each device keeps values of the model, all
+devices do so, with their own values and the held-out examples of their shards. Nothing of it is
+measured: the round is closed and its rows are written, the next one begins after the last reply or
+the limit, and no deadline, observation or link estimate includes the test. A device downloads the
+model for its test and again if it is selected next, so that its exchange is the same with and
+without a test.
 
 Devices that are available and at no work are asked. A device whose reply is late, lost or not valid
 has no score for this round. At the limit its test is cancelled; it is available again once it
@@ -138,9 +140,14 @@ class OwnDataTests:
             limit_s=query.limit_s,
             coding=self._versions.coding(device),
             split="test",
+            local_values=self._config.local_values(
+                self._event_log.store.run_id, device.aggregated_round
+            ),
         )
 
     def _score(self, device: Device, reply: EvaluateReply, request: EvaluateRequest) -> Score:
+        if not device.has_own_data:  # its examples are those of the coordinator
+            return score_of(reply, request, kind=self._kind)
         if reply.n > device.n_registered:
             text = f"reports {reply.n} test examples; they count as {device.n_registered}"
             self._event_log.warn("clamped", text, device=device.name, round_id=request.round)

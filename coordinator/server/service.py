@@ -276,6 +276,7 @@ class Coordinator:
         module = self._setup.artifact.module
         registry = Registry(
             personalises=self._config.personalisation.is_on,
+            tests_shards=self._config.model.has_local_values,
             local_rule=self._config.training.rule,
             emulated=self._setup.emulated,
             noise_multiplier=self._config.privacy.noise_multiplier,

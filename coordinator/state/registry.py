@@ -70,6 +70,8 @@ class Device:
     """Boot of the agent process that sent the last hello."""
     capabilities: Capabilities | None = None
     has_own_data: bool = False
+    holds_tests: bool = False
+    """The coordinator cannot test the model on its data: the device does."""
     scale: Scale | None = None
     """Of its own data; None for a shard, and before it has sent it."""
     n_registered: int = 0
@@ -159,10 +161,10 @@ class Device:
 
     @property
     def can_test(self) -> bool:
-        """The device can test models on its own data, and its owner lets scores leave it."""
+        """The device can test models on its data, and its owner lets scores leave it."""
         known = self.capabilities
         return (
-            self.has_own_data
+            self.holds_tests
             and known is not None
             and "test" in known.skills
             and not known.min_noise_multiplier
@@ -270,6 +272,8 @@ class Registry:
     """A device that cannot report a loss is not available: the selector needs it."""
     personalises: bool = False
     """Devices train personal models."""
+    tests_shards: bool = False
+    """Devices test the model on their shards, too, because they keep values of it."""
     local_rule: str = "sgd"
     """Local rule of the run; a device without it is not available."""
     emulated: Collection[str] = ()
@@ -347,6 +351,7 @@ class Registry:
                 device.busy_round, device.is_draining = None, False
         device.capabilities = hello.capabilities
         device.has_own_data = hello.n_k is not None
+        device.holds_tests = device.has_own_data or self.tests_shards
         if hello.n_k is not None:
             device.n_registered = hello.n_k
         device.is_on, device.off_since, device.last_packet_at = True, None, now

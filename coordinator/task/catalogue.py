@@ -16,9 +16,16 @@ from fairbed.coordinator.task.recipes import (
     find_shipped,
     task_name,
 )
-from fairbed.wire.artifact import MAX_REMARKS, Artifact, ClassesAxis, TaskKind, decode_artifact
+from fairbed.wire.artifact import (
+    MAX_REMARKS,
+    Artifact,
+    BatchNorm,
+    ClassesAxis,
+    TaskKind,
+    decode_artifact,
+)
 from fairbed.wire.messages import MAX_TEXT
-from fairbed.wire.models import GROUP, call_factory, factory_at, path_of
+from fairbed.wire.models import GROUP, call_factory, factory_at, freeze_statistics, path_of
 from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ def load_task(
     x_classes: int = 0,
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
+    batch_norm: BatchNorm = "merged",
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -59,6 +67,7 @@ def load_task(
         x_classes: As for `build_task`.
         y_shape: As for `build_task`.
         classes_axis: As for `build_task`.
+        batch_norm: As for `build_task`.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -74,6 +83,11 @@ def load_task(
     check_shipped(model, kind, x_classes, y_shape)
     recipe = find_shipped(model, x_shape, classes, kind)
     if recipe is not None:
+        if batch_norm != "merged":
+            raise UnknownTask(
+                f'model.batch_norm: "{batch_norm}" must have a model with batch normalisation, got '
+                f'{model}, which has none; set "merged"'
+            )
         return decode_artifact(read_shipped(recipe.name))
     needed = ("torch",) if engine == "torch" else ("torch", "onnx")
     if all(importlib.util.find_spec(package) for package in needed):
@@ -87,6 +101,7 @@ def load_task(
             x_classes=x_classes,
             y_shape=y_shape,
             classes_axis=classes_axis,
+            batch_norm=batch_norm,
         )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
@@ -114,6 +129,7 @@ def build_task(
     x_classes: int = 0,
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
+    batch_norm: BatchNorm = "merged",
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
@@ -135,6 +151,7 @@ def build_task(
         x_classes: Vocabulary size, if x is int64; 0 for float32.
         y_shape: Shape of the targets of one example.
         classes_axis: Axis of the classes in the output, if two fit.
+        batch_norm: What becomes of batch normalisation.
 
     Raises:
         UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
@@ -143,10 +160,12 @@ def build_task(
     """
     try:
         from fairbed.coordinator.task.modules import (
+            check_batch_norm,
             check_twins,
             fixed_tensors,
             make_trainable,
             module_task,
+            with_batch_norm,
             x_range_for,
         )
 
@@ -164,6 +183,7 @@ def build_task(
             f"{y_shape}; leave out empty sequences"
         )
     module = make_module(model, x_shape, classes, kind)
+    check_batch_norm(module, model, batch_norm)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
         return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
@@ -178,6 +198,9 @@ def build_task(
         twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
         make_trainable(twin, name, x_shape, x_classes, seed=TWIN_SEED)
         check_twins(module, twin, name)
+        if batch_norm == "frozen":
+            freeze_statistics(module)
+            freeze_statistics(twin)
         fixed, more = fixed_tensors(module, twin, x_shape, x_range, x_classes)
         remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more]]
         reason = ""
@@ -199,7 +222,7 @@ def build_task(
                         fixed=fixed,
                         twin=twin,
                     )
-                return _with_remarks(task, remarks)
+                return with_batch_norm(_with_remarks(task, remarks), module, batch_norm)
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
                     raise
@@ -223,7 +246,7 @@ def build_task(
             twin=twin,
             reason=reason,
         )
-        return _with_remarks(task, remarks)
+        return with_batch_norm(_with_remarks(task, remarks), module, batch_norm)
 
 
 def _with_remarks(task: Artifact, remarks: list[str]) -> Artifact:

@@ -23,6 +23,7 @@ from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck
 from fairbed.wire.artifact import (
     Artifact,
+    BatchNorm,
     ClassesAxis,
     ModuleSource,
     SelfCheck,
@@ -32,7 +33,7 @@ from fairbed.wire.artifact import (
 )
 from fairbed.wire.float_types import cast_floats
 from fairbed.wire.messages import MAX_TEXT
-from fairbed.wire.models import source_hash
+from fairbed.wire.models import is_frozen, normalisation_layers, source_hash
 from fairbed.wire.plugins import PluginError, users_code
 from fairbed.wire.selfcheck import LOSS_TOLERANCE, Examples, selfcheck_inputs
 from fairbed.wire.tensors import Layout, Tensor, batch_text
@@ -293,6 +294,51 @@ def _no_traces() -> Iterator[None]:
         yield
 
 
+def check_batch_norm(model: nn.Module, name: str, batch_norm: BatchNorm) -> None:
+    """Refuse a model without the layers that `model.batch_norm` concerns.
+
+    Raises:
+        Unsupported: It has none.
+    """
+    if batch_norm != "merged" and not _normalisation(model, batch_norm):
+        raise Unsupported(
+            f'model.batch_norm: "{batch_norm}" must have a model with batch normalisation'
+            f"{'' if batch_norm == 'fedbn' else ' that tracks running statistics'}, got {name}, "
+            'which has none; set "merged"'
+        )
+
+
+def with_batch_norm(artifact: Artifact, model: nn.Module, batch_norm: BatchNorm) -> Artifact:
+    """Return a task in whose layout the values are marked that devices keep for themselves."""
+    kept = set() if batch_norm == "frozen" else _normalisation(model, batch_norm)
+    layout = artifact.spec.layout
+    tensors = tuple(
+        msgspec.structs.replace(tensor, is_local=True) if tensor.name in kept else tensor
+        for tensor in layout.tensors
+    )
+    if all(tensor.is_local is True for tensor in tensors if tensor.role == "param"):
+        raise Unsupported(
+            f'model.batch_norm: "{batch_norm}" must leave parameters to merge, got a model with '
+            f'parameters of batch normalisation alone, {artifact.spec.name}; set "merged"'
+        )
+    spec = msgspec.structs.replace(artifact.spec, layout=Layout(tensors=tensors))
+    return msgspec.structs.replace(artifact, spec=spec, batch_norm=batch_norm)
+
+
+def _normalisation(model: nn.Module, batch_norm: BatchNorm) -> set[str]:
+    """Return the tensors that a setting of `model.batch_norm` concerns, by name."""
+    if batch_norm == "merged":
+        return set()
+    return {
+        f"{name}.{leaf}" if name else leaf
+        for name, layer in normalisation_layers(model).items()
+        for leaf, _ in [
+            *layer.named_buffers(recurse=False),
+            *(layer.named_parameters(recurse=False) if batch_norm == "fedbn" else ()),
+        ]
+    }
+
+
 def fixed_tensors(
     model: nn.Module,
     twin: nn.Module,
@@ -320,6 +366,12 @@ def fixed_tensors(
             values the module sets, neither to 0 nor to 1.
     """
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+    in_evaluation = {
+        f"{name}.{leaf}" if name else leaf
+        for name, layer in normalisation_layers(model).items()
+        for leaf, _ in layer.named_buffers(recurse=False)
+        if is_frozen(layer)
+    }
     starts = frozen | dict(model.named_buffers())
     trial = copy.deepcopy(model).train()
     x = torch.from_numpy(_x_of_check(x_shape, x_range, x_classes))
@@ -333,7 +385,8 @@ def fixed_tensors(
         is_float = name not in frozen and tensor.is_floating_point()
         is_changed = values != _bytes_of(after[name])
         is_drawn = values != _bytes_of(drawn[name])
-        if is_float and (_is_all(tensor, 0.0, 1.0) or (is_changed and is_drawn)):
+        may_change = name not in in_evaluation
+        if is_float and may_change and (_is_all(tensor, 0.0, 1.0) or (is_changed and is_drawn)):
             continue
         if is_changed and (is_float or name in frozen):
             must = (

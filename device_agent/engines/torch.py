@@ -26,7 +26,7 @@ from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.evaluation import Evaluation, Targets, mean_weights
 from fairbed.wire.float_types import cast_floats
-from fairbed.wire.models import call_factory, sourced_factory
+from fairbed.wire.models import call_factory, freeze_statistics, sourced_factory
 from fairbed.wire.plugins import PluginError, users_code
 
 _random_numbers = Lock()
@@ -262,6 +262,8 @@ def make_module(artifact: Artifact) -> nn.Module:
     except (PluginError, OSError) as exc:
         raise EngineError(str(exc)) from exc
     _load_fixed(module, artifact)
+    if artifact.batch_norm == "frozen":
+        freeze_statistics(module)
     return module
 
 

@@ -568,7 +568,7 @@ class Experiment(Section, frozen=True, kw_only=True):
         Raises:
             ExperimentError: Devices add noise, which needs a model of parameters alone.
         """
-        problem = buffers_problem(layout.n_params, layout.n_values)
+        problem = buffers_problem(layout)
         if self.privacy.is_on and problem:
             raise ExperimentError(f"model.name {self.model.name!r}: {problem}")
 

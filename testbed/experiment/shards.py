@@ -59,6 +59,7 @@ def task_of(model: ModelConfig, dataset: Dataset) -> Artifact:
         x_classes=dataset.x_classes,
         y_shape=dataset.y.shape[1:],
         classes_axis=model.classes_axis,
+        batch_norm=model.batch_norm,
     )
 
 
@@ -158,7 +159,7 @@ class FleetData:
             poisoned: Shards whose training labels are poisoned, not their held-out labels.
             poison_seed: Seed of the poisoned labels.
             sends_held_out: Devices receive their held-out examples, too, to evaluate their personal
-                models.
+                models, or one of which they keep some values.
 
         Raises:
             DatasetError: The data cannot be divided so, or the assignments do not fit.

@@ -10,6 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, Trainer
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.tensors import Layout
 
 BLOCK_BYTES = 1 << 24
 """Memory is taken in blocks of about this size, so that it grows with the devices that trained."""
@@ -73,6 +74,41 @@ class DeviceVectors:
         self._place_of = {row: place for place, row in enumerate(state["rows"])}
 
 
+class LocalValues:
+    """The values of the model that each device of a replay keeps (`wire.tensors.Layout.local`).
+
+    Args:
+        layout: Layout of the model.
+        initial: The model before round 1, shape (n_values,).
+    """
+
+    def __init__(self, layout: Layout, initial: Vector) -> None:
+        self._places = layout.local
+        self.kept = DeviceVectors(initial[self._places])
+        """Values of each device whose update was merged; those of `initial` before."""
+
+    def of(self, row: int, vector: Vector) -> Vector:
+        """Return a model as a device has it, shape (n_values,)."""
+        return self.starts([row], vector)[0]
+
+    def starts(self, rows: Sequence[int], vector: Vector) -> Vector:
+        """Return a model, shape (n_values,), as each device has it, shape (K, n_values)."""
+        models: Vector = np.repeat(vector[np.newaxis], len(rows), axis=0)
+        models[:, self._places] = self.kept.starts(rows)
+        return models
+
+    def without(self, models: Vector, sent: Vector) -> Vector:
+        """Return models, shape (K, n_values), with the values that were sent in these places."""
+        others = models.copy()
+        others[:, self._places] = sent[self._places]
+        return others
+
+    def keep(self, rows: Ints, trained: Vector) -> None:
+        """Keep the values of devices whose updates, shape (K, n_values), are merged."""
+        for row, values in zip(rows.tolist(), trained[:, self._places], strict=True):
+            self.kept.keep(row, values)
+
+
 class RuleCohort:
     """The devices' half of a local rule (`wire.local_training`): one object trains all devices.
 
@@ -99,6 +135,7 @@ class RuleCohort:
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         sent: Vector,
+        starts: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, in an order that depends only on the jobs.
 
@@ -108,6 +145,7 @@ class RuleCohort:
             jobs: Training of each device.
             hyperparameters: Hyperparameters of the round.
             sent: Vectors that are sent, one after the other, shape (len(sent) * n_params,).
+            starts: Model of each job before its first step; not set: it is `w_t`.
 
         Raises:
             PluginError: The rule breaks its contract.
@@ -123,7 +161,8 @@ class RuleCohort:
                 self._named(self._rule.sent, sent),
                 self._named(names, kept),
             )
-            for result in trainer.train(w_t, part, hyperparameters, rule=rule):
+            own = None if starts is None else starts[begin : begin + size]
+            for result in trainer.train(w_t, part, hyperparameters, own, rule):
                 yield replace(result, at=result.at + begin)
 
     def updates(self, models: Vector, result: CohortResult, places: Ints) -> Vector:

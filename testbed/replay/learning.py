@@ -6,6 +6,7 @@ Models and updates pass the codecs of the run, as in a live run.
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer, Unpaced
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.device_vectors import RuleCohort
+from fairbed.testbed.replay.device_vectors import STARTS_BYTES, LocalValues, RuleCohort
 from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, VersionBatch
 from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
@@ -159,12 +160,16 @@ class BatchLosses:
         """Opened by the first query; most replays have no query."""
 
     def of(
-        self, vector: Vector, devices: Sequence[int], seeds: Sequence[int], examples: int
+        self,
+        model_of: Callable[[int], Vector],
+        devices: Sequence[int],
+        seeds: Sequence[int],
+        examples: int,
     ) -> Floats:
         """Return the mean loss on a mini-batch of each device, nats, shape (K,).
 
         Args:
-            vector: The model, shape (n_values,).
+            model_of: Returns the model as a device has it, shape (n_values,).
             devices: Numbers of their shards.
             seeds: Seeds that draw the examples of each device.
             examples: Size of a mini-batch.
@@ -178,7 +183,7 @@ class BatchLosses:
             x, y = self._shards.whole(device)
             picked = draw_examples(len(y), examples, seed)
             try:
-                loss, _ = evaluate(engine, vector, x[picked], y[picked], Unpaced())
+                loss, _ = evaluate(engine, model_of(device), x[picked], y[picked], Unpaced())
             except TrainingDiverged:
                 loss = np.inf
             losses.append(max(0.0, loss))
@@ -203,6 +208,7 @@ class Learning:
         positions: Positions of the training examples of each device that have a target, shape (N,),
             the weights of its updates; None with one each.
         part_sizes: Examples that each device computes at once, shape (N,); None: as the round has.
+        local: Values of the model that each device keeps; None if there are none.
     """
 
     def __init__(
@@ -218,6 +224,7 @@ class Learning:
         rule: RuleCohort | None = None,
         positions: Ints | None = None,
         part_sizes: Ints | None = None,
+        local: LocalValues | None = None,
     ) -> None:
         self._positions, self._part_sizes = positions, part_sizes
         self._malicious = {row: MaliciousDevice(one) for row, one in (attacks or {}).items()}
@@ -231,7 +238,7 @@ class Learning:
         self._folder = folder
         self._batch_losses = batch_losses
         self._personal = personal
-        self._rule = rule
+        self._rule, self._local = rule, local
         self._privacy, self._noise = decisions.config.privacy.request(), SeededNoise()
         self.personal_scores: list[PersonalScoreOf] = []
         """Scores of the personal models that were trained since the last evaluation, if the last
@@ -295,6 +302,7 @@ class Learning:
             self._vector,
             layout.n_params,
             lambda: UpdateStore(self._folder, self._codings.update_layout.n_values),
+            layout.local,
         )
         learned, added = list[Learned](), list[tuple[Learned, Ints]]()
         for batch in batches:
@@ -337,7 +345,7 @@ class Learning:
         needs_loss = self._decisions.aggregator.needs_loss
         before = None
         if needs_loss:
-            before = self._reported(batch.rows, self._trainer.losses(base, rows))
+            before = self._reported(batch.rows, self._losses(base, rows))
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
         jobs = self._jobs(rows, seeds)
         hyperparameters = self._config.training.hyperparameters(batch.round)
@@ -348,7 +356,10 @@ class Learning:
                 trained = self._reported(batch.rows[at], results.loss_train)
                 learned.losses[at] = trained if before is None else before[at]
             is_merged = batch.is_merged[at] & ~has_failed
-            models = self._with_noise(seeds[at], base, results.vectors, is_merged)
+            models = results.vectors
+            if self._local is not None:
+                models = self._local.without(models, base)
+            models = self._with_noise(seeds[at], base, models, is_merged)
             models = self._sent(batch.rows[at], seeds[at], base, models, has_failed)
             sent, models = at[is_merged], _of(models, is_merged)
             places = np.flatnonzero(is_merged)
@@ -361,6 +372,8 @@ class Learning:
             arrived, models = arrived[is_accepted], rebase(_of(models, is_accepted))
             if self._rule is not None:
                 self._rule.keep(batch.rows[arrived], results, places[is_accepted])
+            if self._local is not None:
+                self._local.keep(batch.rows[arrived], results.vectors[places[is_accepted]])
             losses = None if before is None else before[arrived]
             rows, weights = batch.rows[arrived], batch.n_k[arrived]
             if self._positions is not None:
@@ -380,13 +393,34 @@ class Learning:
     def _results(
         self, base: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> Iterator[CohortResult]:
-        """Train devices from `base`, shape (n_values,), with the local rule, if there is one."""
+        """Train devices from `base`, shape (n_values,), with the local rule, if there is one.
+
+        Each begins with the values of the model that it keeps, if there are some.
+        """
+        if self._local is None:
+            yield from self._trained(base, jobs, hyperparameters, None)
+            return
+        size = max(1, STARTS_BYTES // base.nbytes)
+        for begin in range(0, len(jobs), size):
+            part = jobs[begin : begin + size]
+            starts = self._local.starts([job.device for job in part], base)
+            for result in self._trained(base, part, hyperparameters, starts):
+                yield replace(result, at=result.at + begin)
+
+    def _trained(
+        self,
+        base: Vector,
+        jobs: Sequence[CohortJob],
+        hyperparameters: Hyperparameters,
+        starts: Vector | None,
+    ) -> Iterator[CohortResult]:
+        """Train devices from `starts`, shape (K, n_values), or all from `base`."""
         if self._rule is None:
-            return self._trainer.train(base, jobs, hyperparameters)
+            return self._trainer.train(base, jobs, hyperparameters, starts)
         half = self._decisions.local_half
         n = self._trainer.spec.layout.n_params
         sent = np.zeros(0, dtype=np.float32) if half is None else half.vectors(n)
-        return self._rule.train(self._trainer, base, jobs, hyperparameters, sent)
+        return self._rule.train(self._trainer, base, jobs, hyperparameters, sent, starts)
 
     def _reported(self, rows: Ints, losses: Floats) -> Floats:
         """Return the losses that devices report, shape (K,), instead of those that they found."""
@@ -500,7 +534,14 @@ class Learning:
 
         A loss that is not finite is infinite.
         """
-        return self._trainer.losses(self._vector, rows)
+        return self._losses(self._vector, rows)
+
+    def _losses(self, vector: Vector, rows: Sequence[int]) -> Floats:
+        """Return F_k of a model, with the values that each device keeps, nats, shape (K,)."""
+        if self._local is None:
+            return self._trainer.losses(vector, rows)
+        own = (self._trainer.losses(self._local.of(row, vector), [row]) for row in rows)
+        return np.array([loss for [loss] in own], dtype=np.float64)
 
     def queried_losses(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
         """Return the losses that a query of a round finds, nats, shape (K,).
@@ -513,7 +554,13 @@ class Learning:
             return self._reported(rows, self.losses(devices))
         seeds = [self._decisions.query_seed(round_id, row) for row in devices]
         assert self._batch_losses is not None, "a query of mini-batches needs their losses"
-        found = self._batch_losses.of(self._vector, devices, seeds, examples)
+        own = self._local
+        found = self._batch_losses.of(
+            (lambda _: self._vector) if own is None else (lambda row: own.of(row, self._vector)),
+            devices,
+            seeds,
+            examples,
+        )
         return self._reported(rows, found)
 
     def evaluate(self, round_id: int, *, is_last: bool = False) -> Mapping[str, Score] | None:
@@ -539,6 +586,7 @@ class Learning:
             "malicious": malicious,
             "personal": personal,
             "rule": None if self._rule is None else self._rule.kept.to_state(),
+            "local": None if self._local is None else self._local.kept.to_state(),
         }
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
@@ -551,6 +599,8 @@ class Learning:
             self._personal.load_state(state["personal"])
         if self._rule is not None:
             self._rule.kept.load_state(state["rule"])
+        if self._local is not None:
+            self._local.kept.load_state(state["local"])
         self._before = {
             version: np.frombuffer(vector, dtype=np.float32).copy()
             for version, vector in state["before"]
@@ -597,8 +647,11 @@ def make_learning(
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads, cluster)
         undo.callback(trainer.close)
-        evaluator = FleetEvaluator(data, artifact, threads=threads)
-        vector = initial_vector(artifact.spec, experiment.seed_for("init"))
+        vector, local = initial_vector(artifact.spec, experiment.seed_for("init")), None
+        if artifact.spec.layout.local.size:
+            local = LocalValues(artifact.spec.layout, vector)
+        own = None if local is None else local.of
+        evaluator = FleetEvaluator(data, artifact, threads=threads, model_of=own)
         batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
         is_personal = experiment.personalisation.is_on
         personal = PersonalCohort(trainer, artifact, data, vector) if is_personal else None
@@ -619,4 +672,5 @@ def make_learning(
         rule=rule,
         positions=Shards(data, artifact.spec.x_shape).positions,
         part_sizes=setup.part_sizes,
+        local=local,
     )

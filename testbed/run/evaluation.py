@@ -49,6 +49,7 @@ class FleetEvaluator:
         *,
         threads: int = 1,
         make_engine: EngineFactory = open_own_engine,
+        model_of: Callable[[int, Vector], Vector] | None = None,
     ) -> None:
         """Check that the model fits the data, and open the engines.
 
@@ -57,13 +58,15 @@ class FleetEvaluator:
             artifact: The task.
             threads: Batches evaluated at the same time.
             make_engine: Opens one engine.
+            model_of: Returns the model as the device with a shard has it, which keeps values of
+                it; not set: all have the same.
 
         Raises:
             DatasetError: The model was made for data of another size, type or number of classes.
             EngineError: The engine cannot run the model.
         """
         check_fit(data.dataset, artifact.spec)
-        self._data = data
+        self._data, self._model_of = data, model_of
         self._closed = threading.Event()
         self._engines = [make_engine(artifact) for _ in range(max(1, threads))]
         batches = list(_batches(data.test_rows))
@@ -137,7 +140,8 @@ class FleetEvaluator:
                 raise EvaluationStopped("evaluation: stopped before its last batch")
             # Made as on the device, so that pixels are scaled by the same rule.
             x, y = make_shard(dataset.x[batch.rows], dataset.y[batch.rows]).arrays()
-            results.append((batch, engine.evaluate(vector, x, y)))
+            own = vector if self._model_of is None else self._model_of(batch.device, vector)
+            results.append((batch, engine.evaluate(own, x, y)))
         return results
 
 

@@ -655,7 +655,7 @@ def _coordinator(
     )
     ports = HostServices(
         shards=StoredShards(parts.data, plan.folder),
-        evaluator=parts.evaluator,
+        evaluator=None if config.model.has_local_values else parts.evaluator,
         host_monitor=monitor,
         audit=audit,
         devices=control,
@@ -908,7 +908,7 @@ def _load(
         assignments=StoredShards.read(plan.folder),
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),
-        sends_held_out=experiment.personalisation.is_on,
+        sends_held_out=experiment.personalisation.is_on or experiment.model.has_local_values,
     )
     dataset = data.dataset
     artifact = task_of(experiment.model, dataset)

@@ -139,6 +139,7 @@ class Lab:
         """Python modules with torch models that agents may import."""
         self.shards = Shards(width=artifact.spec.x_shape[0])
         self.evaluator = NormEvaluator()
+        self.has_evaluator = True
         self.progress: list[RoundProgress] = []
         self.waiting: list[str] = []
         """Reports of the wait for round 1."""
@@ -220,7 +221,7 @@ class Lab:
         )
         ports = HostServices(
             shards=self.shards,
-            evaluator=self.evaluator,
+            evaluator=self.evaluator if self.has_evaluator else None,
             audit=lambda *noted: self.audited.append(noted),
             on_watch=self.on_watch,
             devices=self.devices,

@@ -35,6 +35,7 @@ from fairbed.wire.messages import (
     Privacy,
 )
 from fairbed.wire.shard import encode_shard
+from fairbed.wire.tensors import Layout, Tensor
 from tests.device_agent.conftest import AgentSetup, real_host_for_tests
 from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import (
@@ -106,10 +107,14 @@ def test_two_updates_of_a_device_differ_by_at_most_twice_the_clip(
 
 
 def test_a_model_with_other_values_than_parameters_is_refused() -> None:
-    assert buffers_problem(21, 21) == ""
-    assert buffers_problem(21, 25).startswith(
-        "privacy: every value of the model must be a parameter, got 4 others, such as running means"
+    weight = Tensor(name="w", shape=(21,), offset=0)
+    mean = Tensor(name="m", shape=(4,), offset=21, role="buffer")
+    assert buffers_problem(Layout(tensors=(weight,))) == ""
+    assert buffers_problem(Layout(tensors=(weight, mean))).startswith(
+        "privacy: every value of the model that is merged must be a parameter, got 4 others, such"
     )
+    own = msgspec.structs.replace(mean, is_local=True)
+    assert buffers_problem(Layout(tensors=(weight, own))) == "", "it is not sent"
 
 
 # --- random numbers ------------------------------------------------------------------------------

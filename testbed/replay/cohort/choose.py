@@ -12,6 +12,7 @@ from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import DividedData, Shards
 from fairbed.testbed.run.evaluation import check_fit
 from fairbed.wire.artifact import Artifact
+from fairbed.wire.models import freeze_statistics
 
 if TYPE_CHECKING:
     from fairbed.testbed.cluster.connection import Cluster
@@ -83,7 +84,7 @@ def _may_be_vectorised(artifact: Artifact) -> bool:
     It cannot update buffers in place, and draws other random numbers than a device.
     """
     spec, module = artifact.spec, artifact.module
-    has_buffers = spec.layout.n_values > spec.layout.n_params
+    has_buffers = spec.layout.n_values > spec.layout.n_params or spec.layout.local.size > 0
     is_random = bool(spec.masks) or (module is not None and module.is_random)
     return not has_buffers and not is_random
 
@@ -118,6 +119,8 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
         ) from exc
     if artifact.module is None:
         model = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
+        if artifact.batch_norm == "frozen":
+            freeze_statistics(model)
         make_trainable(model, spec.name, spec.x_shape, spec.x_classes)
     else:
         model = module_of(artifact)

@@ -18,11 +18,12 @@ from fairbed.device_agent.privacy import SeededNoise
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.device_vectors import LocalValues
 from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.engine.rows import exchange_rows, release_rows, round_row
 from fairbed.testbed.replay.learning import BatchLosses, Learning
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
-from fairbed.wire.artifact import initial_vector
+from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
@@ -80,9 +81,9 @@ class QueryStory:
         self.models = list(models)
 
 
-def names_and_shards() -> live.Shards:
+def names_and_shards(artifact: Artifact = ARTIFACT) -> live.Shards:
     """Return the data of the fleet, which depends on the order of its names."""
-    shards = live.Shards()
+    shards = live.Shards(width=artifact.spec.x_shape[0])
     for name in NAMES:
         shards.shard(name)
     return shards
@@ -93,11 +94,12 @@ async def run_live(
     config: CoordinatorConfig,
     train_s: Sequence[float],
     attacks: Attacks = NO_ATTACKS,
+    artifact: Artifact = ARTIFACT,
 ) -> Lab:
     """Run an experiment with agents that train for `train_s`; some may be malicious, by row."""
-    async with live.lab(folder, agents=0) as place:
+    async with live.lab(folder, agents=0, artifact=artifact) as place:
         place.device_names = NAMES
-        place.shards = names_and_shards()
+        place.shards = names_and_shards(artifact)
         for row, (name, seconds) in enumerate(zip(NAMES, train_s, strict=True)):
             host = replace(SlowTraining(seconds).host(), noise=SeededNoise())
             if row in attacks:
@@ -110,8 +112,8 @@ async def run_live(
 class _Whole:
     """The same data, by row."""
 
-    def __init__(self) -> None:
-        self._shards = names_and_shards()
+    def __init__(self, artifact: Artifact) -> None:
+        self._shards = names_and_shards(artifact)
 
     def whole(self, device: int) -> tuple[Vector | Ints, Targets]:
         shard = self._shards.shard(NAMES[device])
@@ -119,13 +121,22 @@ class _Whole:
         return shard.arrays()
 
 
-def a_learning(decisions: Decisions, folder: Path, attacks: Attacks = NO_ATTACKS) -> Learning:
+def a_learning(
+    decisions: Decisions,
+    folder: Path,
+    attacks: Attacks = NO_ATTACKS,
+    artifact: Artifact = ARTIFACT,
+) -> Learning:
     """Return the model of the fleet, trained by the devices' own engine."""
-    shards = cast(Shards, _Whole())
-    trainer, batches = DeviceTrainer(ARTIFACT, shards), BatchLosses(ARTIFACT, shards)
-    vector = initial_vector(ARTIFACT.spec, decisions.config.seed_init)
+    shards = cast(Shards, _Whole(artifact))
+    trainer, batches = DeviceTrainer(artifact, shards), BatchLosses(artifact, shards)
+    vector = initial_vector(artifact.spec, decisions.config.seed_init)
+    layout = artifact.spec.layout
+    local = LocalValues(layout, vector) if layout.local.size else None
     folder.mkdir(parents=True, exist_ok=True)
-    return Learning(decisions, trainer, NormEvaluator(), vector, folder, batches, attacks)
+    return Learning(
+        decisions, trainer, NormEvaluator(), vector, folder, batches, attacks, local=local
+    )
 
 
 def a_world(train_s: Sequence[float]) -> LinearWorld:
@@ -148,10 +159,11 @@ def replay_story(
     config: CoordinatorConfig,
     train_s: Sequence[float],
     attacks: Attacks = NO_ATTACKS,
+    artifact: Artifact = ARTIFACT,
 ) -> Story:
     """Replay rounds whose exchanges may outlive them."""
     decisions = make_decisions(config)
-    learning = a_learning(decisions, folder, attacks)
+    learning = a_learning(decisions, folder, attacks, artifact)
     rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
     released = dict[tuple[int, str], bool]()
     engine = ReplayEngine(
@@ -174,10 +186,12 @@ def replay_query_story(
     config: CoordinatorConfig,
     train_s: Sequence[float],
     attacks: Attacks = NO_ATTACKS,
+    artifact: Artifact = ARTIFACT,
 ) -> QueryStory:
     """Replay synchronous rounds with a loss query before each selection."""
     decisions = make_decisions(config)
-    learning, world = a_learning(decisions, folder, attacks), a_world(train_s)
+    learning = a_learning(decisions, folder, attacks, artifact)
+    world = a_world(train_s)
     queries, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
     for one_round in ReplayEngine(decisions, world, cohort=learning).replay(config.rounds):
         assert one_round.queried is not None
