@@ -151,6 +151,12 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
         )
 
     @property
+    def has_parts(self) -> bool:
+        """Whether a mini-batch may be computed in parts."""
+        size = self.micro_batch
+        return size is not None and self.batch_size > (1 if size == "auto" else size)
+
+    @property
     def part_size(self) -> int:
         """Examples that a device computes at once, unless they depend on its memory."""
         size = self.micro_batch

@@ -63,14 +63,23 @@ def task_memory(
     size = min(hyperparameters.batch_size, hyperparameters.micro_batch or (1 << 20))
     if bound_bytes(artifact.spec.layout, work, size) <= SMALL_BYTES:
         return None
+    return measured_memory(encoded, hyperparameters, work)
+
+
+def measured_memory(encoded: bytes, hyperparameters: Hyperparameters, work: StepWork) -> TaskMemory:
+    """Return the memory of training a task from two sizes of a step.
+
+    Raises:
+        BackendError: A step cannot be measured.
+    """
+    size = min(hyperparameters.batch_size, hyperparameters.micro_batch or (1 << 20))
     request = Request(artifact=encoded, hyperparameters=hyperparameters)
     most = int(2.0 * LARGEST_BYTES // max(work.moved_bytes, 1.0))
     large = max(2, min(size, most))
     small = max(1, large // 2)
     low, high = peaks(request, small), peaks(request, large)
-    return TaskMemory.between(
-        (small, low.train), (large, high.train), least=max(low.check, high.check)
-    )
+    least = max(low.check, high.check)
+    return TaskMemory.between((small, low.train), (large, high.train), least)
 
 
 def memory_here(artifact: Artifact, hyperparameters: Hyperparameters) -> TaskMemory | None:

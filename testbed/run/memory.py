@@ -62,15 +62,12 @@ def check_parts(experiment: Experiment, artifact: Artifact) -> None:
         EngineError: The engine cannot run the task.
     """
     training = experiment.training
-    size = training.micro_batch
-    if size is None or training.micro_batch_statistics or training.batch_size == 1:
-        return
-    if isinstance(size, int) and size >= training.batch_size:
+    if not training.has_parts or training.micro_batch_statistics:
         return
     if examples_interact(artifact):
         raise ExperimentError(
             "training.micro_batch: must be left out for a model whose examples affect each other, "
-            f"as in batch normalisation, got {size} for {artifact.spec.name}; set "
+            f"as in batch normalisation, got {training.micro_batch} for {artifact.spec.name}; set "
             "training.micro_batch_statistics = true to take the statistics of each part, or use "
             "group normalisation"
         )

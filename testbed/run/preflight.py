@@ -301,7 +301,7 @@ def settings_findings(
         if problem:
             yield PreflightFinding("mini-batch", problem, "warning")
     training = experiment.training
-    if trains and training.micro_batch is not None and training.micro_batch_statistics:
+    if trains and training.has_parts and training.micro_batch_statistics:
         yield PreflightFinding(
             "micro-batch",
             "training.micro_batch_statistics: statistics of batch normalisation are those of parts "

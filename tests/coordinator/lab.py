@@ -23,6 +23,7 @@ from fairbed.coordinator.policy.config import (
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.policy.memory import Fitting
 from fairbed.coordinator.ports import DeviceControl, HostServices, Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
@@ -155,6 +156,7 @@ class Lab:
         self._group = group
         self._agents: dict[str, anyio.CancelScope] = {}
         self._boots = 0
+        self.fitting: Fitting | None = None
 
     @property
     def broker(self) -> MemoryBroker:
@@ -212,6 +214,7 @@ class Lab:
             decisions=make_decisions(config),
             attempt=attempt,
             device_names=self.device_names,
+            fitting=self.fitting,
         )
         link = LinkSetup(
             transport=lambda will: self.links.transport(client_id, will),

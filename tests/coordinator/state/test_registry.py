@@ -8,6 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.selection.explanation import Reason
+from fairbed.coordinator.policy.config import TrainingConfig
+from fairbed.coordinator.policy.memory import Fitting, TaskMemory
 from fairbed.coordinator.state.registry import (
     Device,
     Registry,
@@ -17,6 +19,7 @@ from fairbed.coordinator.state.registry import (
     cold_start,
     reason_lost,
 )
+from fairbed.wire.messages import Hyperparameters
 from tests.coordinator.builders import CAPABILITIES, context, hello
 from tests.tiers import examples
 
@@ -27,6 +30,24 @@ def joined(*names: str) -> Registry:
         registry.join(name, hello(n_k=100), now=0.0)
         registry.update_context(name, context(), now=10.0)
     return registry
+
+
+def test_a_device_into_which_training_does_not_fit_is_not_available() -> None:
+    registry, now = joined("pi-1", "pi-2"), 10.0
+    whole = Hyperparameters(epochs=1, batch_size=16, learning_rate=0.1)
+    assert registry.fitted(registry["pi-1"], whole) is whole
+    fits = registry["pi-1"].capabilities
+    assert fits is not None
+    small = structs.replace(fits, memory_bytes=fits.memory_bytes // 4)
+    registry["pi-2"].capabilities = small
+    memory = TaskMemory(fixed_bytes=200.0 * 2**20, example_bytes=56.0 * 2**20)
+    training = TrainingConfig(batch_size=16, micro_batch="auto")
+    registry.fitting = Fitting(training, memory, data_bytes=1000)
+    assert registry.available(now).tolist() == [True, False]
+    assert registry.absences(registry.available(now), now) == {1: Reason.UNFIT}
+    assert registry.memory_problem(registry["pi-1"]) == ""
+    assert "75% of the 256 MiB of the device" in registry.memory_problem(registry["pi-2"])
+    assert registry.fitted(registry["pi-1"], whole).micro_batch == 10
 
 
 def test_rows_follow_the_order_of_joining_and_survive_a_restart_of_the_agent() -> None:

@@ -1,10 +1,11 @@
 """The cost of a step is linear, through two measurements."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
+from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost, passes_s
 
 sizes = st.tuples(st.integers(1, 512), st.integers(1, 512)).filter(lambda n: n[0] < n[1])
 seconds = st.floats(0.0, 10.0)
@@ -34,6 +35,26 @@ def test_noise_makes_no_cost_negative_and_keeps_the_larger_step(
 def test_two_sizes_are_needed(n: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=rf"the smaller one first, got {n[0]} and {n[1]}"):
         fit_cost((n[0], 1.0), (n[1], 1.0))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 10, 12])
+def test_each_part_of_a_mini_batch_has_the_fixed_cost_of_a_step(size: int) -> None:
+    cost, n_k, batch = StepCost(fixed_s=0.5, per_example_s=0.01), [3, 10, 27], 10
+    parts = [
+        [min(size, m - at) for at in range(0, m, size)]
+        for n in n_k
+        for m in [min(batch, n - start) for start in range(0, n, batch)]
+    ]
+    ends = np.cumsum([-(-n // batch) for n in n_k])
+    expected = [
+        2 * sum(cost.seconds(part) for some in parts[end - -(-n // batch) : end] for part in some)
+        for n, end in zip(n_k, ends, strict=True)
+    ]
+    steps = 2 * np.array([-(-n // batch) for n in n_k])
+    sizes = np.full(3, min(size, batch))
+    for of in (min(size, batch), sizes):
+        found = passes_s(cost, np.array(n_k), steps, batch, of)
+        np.testing.assert_allclose(found, expected)
 
 
 def test_only_steps_have_a_cost() -> None:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -123,6 +125,27 @@ def test_a_personal_model_equals_that_of_the_device(
             engine, start, x, y, hyperparameters, job.seed, Meter(), lambda: False, w_t
         )
         assert distance(answer.vector, truth.vector, start) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(batched, "softmax-60-10"), (the_devices, MLP)],
+    ids=["batched-softmax", "device-mlp"],
+)
+def test_parts_that_follow_from_the_memory_of_a_device_are_those_of_the_device(
+    make: Make, name: str
+) -> None:
+    artifact = shipped(RECIPES[name])
+    shards = Shards(fleet_data(RECIPES[name]), artifact.spec.x_shape)
+    start, sizes = start_of(artifact), [1, 2, 3, 5, 7, 20, 40]
+    jobs = [replace(job, micro_batch=m) for job, m in zip(jobs_of(7), sizes, strict=True)]
+    answers = kept(make(artifact, shards).train(start, jobs, EVERYTHING), len(jobs))
+    for job, answer in zip(jobs, answers, strict=True):
+        parts = msgspec.structs.replace(EVERYTHING, micro_batch=job.micro_batch)
+        [truth] = on_devices(artifact, shards, start, [job], parts)
+        if make is the_devices:
+            np.testing.assert_array_equal(answer.vector, truth.vector)
+        assert distance(answer.vector, truth.vector, start) < TOLERANCE
 
 
 @pytest.mark.parametrize("rule_of", [split_drift, propfair])

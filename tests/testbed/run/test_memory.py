@@ -1,0 +1,121 @@
+"""Checks of memory and micro-batches before the first round."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbed import profiles
+from fairbed.coordinator.policy.memory import TaskMemory
+from fairbed.coordinator.task.catalogue import load_task, read_shipped
+from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.host import memory as host_memory
+from fairbed.testbed.host.step_work import step_work
+from fairbed.testbed.run.memory import check_parts, examples_interact, fitting_of, part_sizes
+from fairbed.testbed.run.preflight import settings_findings
+from fairbed.wire.artifact import decode_artifact, encode_artifact
+from fairbed.wire.messages import Hyperparameters
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
+MODELS = "tests.device_agent.engines.torch_models"
+MIB = 1 << 20
+NET = TaskMemory(fixed_bytes=250.0 * MIB, example_bytes=56.0 * MIB, least_bytes=440.0 * MIB)
+CNN = decode_artifact(read_shipped("cnn-1x8x8-10"))
+PI_3, PI_4 = "raspberry-pi-3b", "raspberry-pi-4b"
+
+
+def experiment(*settings: str) -> Experiment:
+    return load_experiment(QUICKSTART, ["training.batch_size=16", *settings])
+
+
+def fleet(*names: str) -> list[tuple[str, Any]]:
+    return [(f"{name}-1", profiles.load(name)) for name in names]
+
+
+def sizes(found: Experiment, *names: str) -> list[int]:
+    fitting = fitting_of(found, CNN.spec, NET)
+    return part_sizes(found, fitting, fleet(*names), np.full(len(names), 50)).tolist()
+
+
+def test_a_device_that_is_too_small_is_named_before_the_run() -> None:
+    with pytest.raises(ExperimentError) as caught:
+        sizes(experiment(), PI_4, PI_3, PI_3)
+    assert str(caught.value) == (
+        "fleet: training must fit into the memory of each device, got 2 of 3 that are too small: "
+        "raspberry-pi-3b-1: training on 16 examples at once must need at most 75% of the 1024 MiB "
+        "of the device, got 1146 MiB; set training.micro_batch to at most 9; likewise "
+        "raspberry-pi-3b-1"
+    )
+
+
+def test_each_device_computes_the_parts_that_fit_into_its_memory() -> None:
+    assert sizes(experiment("training.micro_batch=auto"), PI_4, PI_3) == [16, 9]
+    assert sizes(experiment("training.micro_batch=4"), PI_4, PI_3) == [4, 4]
+    with pytest.raises(ExperimentError, match=r"2w-1: training on 1 example at once .* leave it"):
+        sizes(experiment("training.micro_batch=auto"), "raspberry-pi-zero-2w")
+
+
+def test_nothing_is_checked_for_a_task_that_needs_little() -> None:
+    found = experiment()
+    assert fitting_of(found, CNN.spec, None) is None
+    n_k = np.array([50])
+    assert part_sizes(found, None, fleet("raspberry-pi-zero-2w"), n_k).tolist() == [16]
+
+
+@pytest.mark.parametrize("name", ["cnn-1x8x8-10", "cnn-1x28x28-10", "mlp-784-318-10"])
+def test_shipped_models_are_not_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("no process may start")
+
+    monkeypatch.setattr(host_memory, "peaks", never)
+    task = decode_artifact(read_shipped(name))
+    h = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1)
+    assert host_memory.memory_here(task, h) is None
+    assert host_memory.bound_bytes(task.spec.layout, step_work(task), 1) > host_memory.AGENT_BYTES
+
+
+def test_the_run_names_statistics_of_parts() -> None:
+    def found(*settings: str) -> list[str]:
+        lines = settings_findings(experiment(*settings), trains=True)
+        return [line.text for line in lines if line.kind == "micro-batch"]
+
+    both = ["training.micro_batch=4", "training.micro_batch_statistics=true"]
+    assert found() == found(both[0]) == found(both[1]) == []
+    assert found("training.micro_batch=16", both[1]) == []
+    [line] = found(*both)
+    assert "those of parts of 4 examples, not of the mini-batches of 16" in line
+
+
+def test_a_model_without_batch_statistics_may_have_parts() -> None:
+    assert not examples_interact(CNN)
+    check_parts(experiment("training.micro_batch=4"), CNN)
+
+
+@pytest.mark.slow
+def test_a_model_with_batch_statistics_needs_the_permission() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
+    for engine in ("onnx", "torch"):
+        task = load_task(f"{MODELS}:smooth", (6,), 3, engine=engine)  # type: ignore[arg-type]
+        assert examples_interact(task)
+    with pytest.raises(
+        ExperimentError,
+        match=r"training\.micro_batch: must be left out for a model whose examples affect each "
+        r"other, as in batch normalisation, got 4 .*set training\.micro_batch_statistics = true",
+    ):
+        check_parts(experiment("training.micro_batch=4"), task)
+    check_parts(experiment("training.micro_batch=16"), task)
+    permitted = ["training.micro_batch=4", "training.micro_batch_statistics=true"]
+    check_parts(experiment(*permitted), task)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_size_between_is_predicted_within_20_percent() -> None:
+    task = decode_artifact(read_shipped("cnn-1x28x28-10"))
+    encoded = encode_artifact(task)
+    h = Hyperparameters(epochs=1, batch_size=600, learning_rate=0.1, momentum=0.5)
+    found = host_memory.measured_memory(encoded, h, StepWork(moved_bytes=1.0))
+    between = host_memory.peaks(host_memory.Request(artifact=encoded, hyperparameters=h), 450)
+    assert between.train > 1.2 * between.check
+    assert found.peak_bytes(450) == pytest.approx(between.train, rel=0.2)
