@@ -1,8 +1,11 @@
 """Tasks by the name that an experiment file gives its model."""
 
 import importlib.util
+import os
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +26,9 @@ from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 if TYPE_CHECKING:
     from torch import nn
 
+    from fairbed.coordinator.task.kept import ExportCache
     from fairbed.coordinator.task.modules import AnyExamples
+    from fairbed.coordinator.task.selfcheck import ExportFigures
 
 ARTIFACTS = "artifacts"
 SUFFIX = ".task"
@@ -31,6 +36,14 @@ SUFFIX = ".task"
 MODULE_SEED, TWIN_SEED = 0, 1
 """Of the random numbers that a factory draws: two runs get the same module. What a twin has in
 common with it, the factory sets."""
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of Fairbed in the user's cache, which may not exist."""
+    root = environ.get("XDG_CACHE_HOME") or str(
+        Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    )
+    return Path(root) / "fairbed"
 
 
 def load_task(
@@ -69,7 +82,17 @@ def load_task(
         return decode_artifact(read_shipped(recipe.name))
     needed = ("torch",) if engine == "torch" else ("torch", "onnx")
     if all(importlib.util.find_spec(package) for package in needed):
-        return build_task(model, x_shape, classes, kind, engine=engine, examples=examples)
+        from fairbed.coordinator.task.kept import ExportCache
+
+        return build_task(
+            model,
+            x_shape,
+            classes,
+            kind,
+            engine=engine,
+            examples=examples,
+            kept=ExportCache(user_cache(os.environ) / "exports"),
+        )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
     predicts = f"in {classes} classes" if kind == "classification" else f"and {kind}"
@@ -93,6 +116,8 @@ def build_task(
     *,
     engine: ModelEngine = "auto",
     examples: "AnyExamples | None" = None,
+    report: "Callable[[ExportFigures], None] | None" = None,
+    kept: "ExportCache | None" = None,
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
@@ -109,6 +134,8 @@ def build_task(
             cannot be exported.
         examples: x of the data, shape (n, ...). The checks draw normal numbers; if the module fails
             on them, as one of tokens does, they draw from the range of the examples.
+        report: Called with what an export took, once it is checked.
+        kept: Earlier exports, of which an equal one is returned; None exports again.
 
     Raises:
         UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
@@ -135,7 +162,9 @@ def build_task(
     module = make_module(model, x_shape, classes, kind)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
-        return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
+        return export_task(
+            module, recipe.name, model, recipe.x_shape, classes, kind=kind, report=report
+        )
     name = task_name(model, x_shape, classes, kind)
 
     def broken(problem: str) -> Unsupported:
@@ -155,7 +184,8 @@ def build_task(
                 if problem:
                     raise Unsupported(problem)
                 with users_code(partial(_not_exported, name), TaskError):
-                    task = export_task(
+                    export = partial(
+                        export_task,
                         module,
                         name,
                         model,
@@ -166,6 +196,17 @@ def build_task(
                         fixed=fixed,
                         twin=twin,
                     )
+                    if kept is None or not is_path(model):
+                        task = export(report=report)
+                    else:
+                        settings = (name, model, x_shape, classes, kind, x_range, sorted(fixed))
+                        task = kept.exported(
+                            model,
+                            (module, twin),
+                            settings,
+                            lambda found: export(report=found),
+                            report,
+                        )
                 return msgspec.structs.replace(task, remarks=remarks)
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it

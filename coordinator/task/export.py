@@ -6,7 +6,8 @@ torch to ONNX are known to compute wrong gradients without an error.
 """
 
 import copy
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -39,7 +40,7 @@ from fairbed.coordinator.task.modules import (
 )
 from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.recording import PREFIX, Recorder
-from fairbed.coordinator.task.selfcheck import TorchReference, stable_check, verify
+from fairbed.coordinator.task.selfcheck import ExportFigures, TorchReference, stable_check, verify
 from fairbed.wire.artifact import Artifact, TaskKind, TaskSpec, XRange
 
 
@@ -56,6 +57,7 @@ def export_task(
     x_range: XRange | None = None,
     fixed: Collection[str] = (),
     twin: nn.Module | None = None,
+    report: Callable[[ExportFigures], None] | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
 
@@ -74,11 +76,13 @@ def export_task(
         x_range: From which the checks draw x; None for normal numbers.
         fixed: Names of the tensors that are constants of the graphs.
         twin: As for `make_layout`.
+        report: Called with what the export took, once it is checked.
 
     Raises:
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
         WrongArtifact: The graphs do not compute what torch computes.
     """
+    began_s = time.perf_counter()
     if problem := export_problem(model):
         raise Unsupported(problem)
     spec = TaskSpec(
@@ -100,13 +104,20 @@ def export_task(
     _check_forward(recorder.training_loss(), spec)
     train = _training_graph(recorder.training(), spec)
     evaluate = _evaluation_graph(recorder.evaluation(), spec)
+    exported_s = time.perf_counter()
     reference = TorchReference(model, spec.layout, spec.kind)
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
     check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
     artifact = Artifact(
         spec=msgspec.structs.replace(spec, selfcheck=check), train=train, evaluate=evaluate
     )
-    verify(artifact, reference)
+    errors = verify(artifact, reference)
+    if report is not None:
+        checked_s = time.perf_counter()
+        figures = ExportFigures(
+            export_s=exported_s - began_s, check_s=checked_s - exported_s, errors=errors
+        )
+        report(figures)
     return artifact
 
 
