@@ -1,8 +1,11 @@
 """Tasks by the name that an experiment file gives its model."""
 
 import importlib.util
+import os
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,7 +34,9 @@ from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 if TYPE_CHECKING:
     from torch import nn
 
+    from fairbed.coordinator.task.kept import ExportCache
     from fairbed.coordinator.task.modules import AnyExamples
+    from fairbed.coordinator.task.selfcheck import ExportFigures
 
 ARTIFACTS = "artifacts"
 SUFFIX = ".task"
@@ -39,6 +44,14 @@ SUFFIX = ".task"
 MODULE_SEED, TWIN_SEED = 0, 1
 """Of the random numbers that a factory draws: two runs get the same module. What a twin has in
 common with it, the factory sets."""
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of Fairbed in the user's cache, which may not exist."""
+    root = environ.get("XDG_CACHE_HOME") or str(
+        Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    )
+    return Path(root) / "fairbed"
 
 
 def load_task(
@@ -91,6 +104,8 @@ def load_task(
         return decode_artifact(read_shipped(recipe.name))
     needed = ("torch",) if engine == "torch" else ("torch", "onnx")
     if all(importlib.util.find_spec(package) for package in needed):
+        from fairbed.coordinator.task.kept import ExportCache
+
         return build_task(
             model,
             x_shape,
@@ -102,6 +117,7 @@ def load_task(
             y_shape=y_shape,
             classes_axis=classes_axis,
             batch_norm=batch_norm,
+            kept=ExportCache(user_cache(os.environ) / "exports"),
         )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
@@ -130,6 +146,8 @@ def build_task(
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
+    report: "Callable[[ExportFigures], None] | None" = None,
+    kept: "ExportCache | None" = None,
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
@@ -152,6 +170,8 @@ def build_task(
         y_shape: Shape of the targets of one example.
         classes_axis: Axis of the classes in the output, if two fit.
         batch_norm: What becomes of batch normalisation.
+        report: Called with what an export took, once it is checked.
+        kept: Earlier exports, of which an equal one is returned; None exports again.
 
     Raises:
         UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
@@ -186,7 +206,9 @@ def build_task(
     check_batch_norm(module, model, batch_norm)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
-        return export_task(module, recipe.name, model, recipe.x_shape, classes, kind=kind)
+        return export_task(
+            module, recipe.name, model, recipe.x_shape, classes, kind=kind, report=report
+        )
     name = task_name(model, x_shape, classes, kind)
 
     def broken(problem: str) -> Unsupported:
@@ -207,7 +229,8 @@ def build_task(
         if engine != "torch":
             try:
                 with users_code(partial(_not_exported, name), TaskError):
-                    task = export_task(
+                    export = partial(
+                        export_task,
                         module,
                         name,
                         model,
@@ -222,6 +245,18 @@ def build_task(
                         fixed=fixed,
                         twin=twin,
                     )
+                    if kept is None or not is_path(model):
+                        task = export(report=report)
+                    else:
+                        settings = (name, model, x_shape, classes, kind, x_range, sorted(fixed))
+                        of_data = (x_classes, y_shape, classes_axis, batch_norm)
+                        task = kept.exported(
+                            model,
+                            (module, twin),
+                            (*settings, *of_data),
+                            lambda found: export(report=found),
+                            report,
+                        )
                 return with_batch_norm(_with_remarks(task, remarks), module, batch_norm)
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it

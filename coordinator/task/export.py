@@ -6,7 +6,8 @@ torch to ONNX are known to compute wrong gradients without an error.
 """
 
 import copy
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -42,6 +43,7 @@ from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.random_masks import find_draws, mask_rules
 from fairbed.coordinator.task.recording import Recorder
 from fairbed.coordinator.task.selfcheck import (
+    ExportFigures,
     TorchReference,
     stable_check,
     unused_parameters,
@@ -65,6 +67,7 @@ def export_task(
     x_range: XRange | None = None,
     fixed: Collection[str] = (),
     twin: nn.Module | None = None,
+    report: Callable[[ExportFigures], None] | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
 
@@ -86,11 +89,13 @@ def export_task(
         x_range: From which the checks draw x; None for normal numbers.
         fixed: Names of the tensors that are constants of the graphs.
         twin: As for `make_layout`.
+        report: Called with what the export took, once it is checked.
 
     Raises:
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
         WrongArtifact: The graphs do not compute what torch computes.
     """
+    began_s = time.perf_counter()
     spec = TaskSpec(
         name=name,
         model=model_name,
@@ -118,11 +123,18 @@ def export_task(
     spec = msgspec.structs.replace(spec, random=tuple(draw.mask for draw in draws) or UNSET)
     train = _training_graph(recorder, program, spec)
     evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec)
+    exported_s = time.perf_counter()
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate, remarks=unused_remark(unused))
     check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
     spec = msgspec.structs.replace(spec, selfcheck=check)
     artifact = msgspec.structs.replace(artifact, spec=spec)
-    verify(artifact, reference)
+    errors = verify(artifact, reference)
+    if report is not None:
+        checked_s = time.perf_counter()
+        figures = ExportFigures(
+            export_s=exported_s - began_s, check_s=checked_s - exported_s, errors=errors
+        )
+        report(figures)
     return artifact
 
 

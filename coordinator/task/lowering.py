@@ -199,6 +199,13 @@ class Refused(Unsupported):
         self.refusal = refusal
 
 
+class Untranslated(Unsupported):
+    """Operations of a model have no translation."""
+
+    problems: Sequence[str] = ()
+    """Each operation without a rule, with its layers."""
+
+
 class _UnknownType(Unsupported):
     """A type of tensors that the graphs do not have."""
 
@@ -260,11 +267,12 @@ class Lowering:
 
     def visit(self, node: fx.Node) -> None:
         """Translate one node of the FX graph, if it and all before it have rules."""
-        if any(before in self._refused for before in node.all_input_nodes):
-            self._refused[node] = None
-            return
         try:
-            self._values[node] = self.handler(node)(self, node)
+            rule = self.handler(node)
+            if any(before in self._refused for before in node.all_input_nodes):
+                self._refused[node] = None
+                return
+            self._values[node] = rule(self, node)
             self._note_shape(node)
         except _UnknownType as exc:
             self._refused[node] = _Refusal(node, str(exc))
@@ -292,10 +300,12 @@ class Lowering:
             return
         lines = [f"{_shown(list(layers))}: {problem}" for problem, layers in places.items()]
         more = f" (and {len(lines) - MOST_SHOWN} more)" if len(lines) > MOST_SHOWN else ""
-        raise Unsupported(
+        refused = Untranslated(
             f"{'; '.join(lines[:MOST_SHOWN])}{more}; use other layers, or let devices train the "
             'model with torch: [model] engine = "torch"'
         )
+        refused.problems = lines
+        raise refused
 
     def value(self, node: fx.Node) -> str:
         """Return the ONNX value of an FX node with one output.

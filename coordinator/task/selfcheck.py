@@ -84,6 +84,29 @@ class Step:
     """After the forward pass, shape (n_values - n_params,)."""
 
 
+class Errors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Relative L2 errors of an artifact against torch in float64."""
+
+    in_float64: float
+    """Of the gradient, with the graph in float64; the larger one of two batches."""
+    in_float32: float
+    """Of the gradient, in onnxruntime; median over steps of two batch sizes."""
+    loss: float
+    """In onnxruntime, median."""
+    buffers: float
+    """After a step in onnxruntime, median; 0 without buffers."""
+
+
+class ExportFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an export took, and how exact it is."""
+
+    export_s: float
+    """From the module to the graphs, seconds."""
+    check_s: float
+    """Comparison with torch, seconds."""
+    errors: Errors
+
+
 class TorchReference:
     """Loss, gradient and evaluation of a module at any flat vector, in float64.
 
@@ -131,6 +154,12 @@ class TorchReference:
             loss = self._losses(self._model(self._x(x)), y).sum() / int(positions_of(y).sum())
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
+
+    def train_step(self, x: Examples, y: Targets) -> None:
+        """Compute loss and gradients at the present values, as a training loop of torch does."""
+        self._model.train()
+        self._model.zero_grad()
+        self._losses(self._model(self._x(x)), y).mean().backward()  # type: ignore[no-untyped-call]
 
     def unused(self) -> list[str]:
         """Return the parameters on which the loss of the last step did not depend."""
@@ -308,14 +337,17 @@ def stable_check(artifact: Artifact, reference: TorchReference, seed: int, batch
     )
 
 
-def verify(artifact: Artifact, reference: TorchReference) -> None:
+def verify(artifact: Artifact, reference: TorchReference) -> Errors:
     """Compare an artifact with the reference: steps, buffers, evaluation, batch sizes.
+
+    Returns:
+        The errors, all within their limits.
 
     Raises:
         WrongArtifact: An error is above its limit, or the artifact fails its own self-check.
     """
     runner, spec = GraphRunner(artifact), artifact.spec
-    _check_in_doubles(runner, artifact, reference)
+    exact = _check_in_doubles(runner, artifact, reference)
     quantities = ("loss", "gradient", "buffers", "evaluation", "scores")
     errors: dict[str, list[float]] = {quantity: [] for quantity in quantities}
     for seed, batch in enumerate(BATCHES):
@@ -345,15 +377,21 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
         run_selfcheck(spec, runner.checked(spec.selfcheck))
     except SelfCheckFailed as exc:
         raise WrongArtifact(f"{str(exc).partition('; ')[0]}; do not use this model") from exc
+    return Errors(
+        in_float64=exact,
+        in_float32=medians["gradient"],
+        loss=medians["loss"],
+        buffers=medians["buffers"],
+    )
 
 
-def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchReference) -> None:
-    """Compare the graph in float64: one step of each batch size.
+def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchReference) -> float:
+    """Compare the graph in float64: one step of each batch size; return the gradient's error.
 
     Raises:
         WrongArtifact: Loss, gradient or buffers are not exact.
     """
-    spec, graph = artifact.spec, in_doubles(artifact.train)
+    spec, graph, largest = artifact.spec, in_doubles(artifact.train), 0.0
     for seed, batch in enumerate(BATCHES):
         vector, x, y = selfcheck_inputs(spec, seed, batch)
         masks = draw_masks(spec.masks, seed, 0, batch)
@@ -371,6 +409,8 @@ def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchR
         for quantity, error in errors.items():
             if not error <= EXACT:
                 raise _wrong(spec, quantity, EXACT, f"{error:.2g} in float64")
+        largest = max(largest, errors["gradient"])
+    return largest
 
 
 def _sums(found: Evaluation) -> list[float]:

@@ -1,7 +1,7 @@
 """`fairbed doctor`: test what this machine can do, one line per feature.
 
 `fairbed doctor --selector NAME` tests a selector against its contract; so do `--aggregator`,
-`--estimator` and `--local-training`.
+`--estimator` and `--local-training`. `--model NAME` exports a model and prints what it costs.
 """
 
 import argparse
@@ -216,6 +216,10 @@ def main(options: argparse.Namespace) -> int:
             raise UsageError(str(exc)) from exc
     if options.calibrate:
         forget(os.environ)
+    if options.model is not None:
+        from fairbed.testbed.cli import doctor_model
+
+        return doctor_model.main(options, experiment)
     results = list(_test_all(experiment))
     if options.json:
         print(msgspec.json.encode(results).decode())

@@ -388,6 +388,30 @@ def make_parser() -> argparse.ArgumentParser:
     )
     part.add_argument("--estimator", metavar="NAME", help="test this instead: an estimator")
     part.add_argument("--local-training", metavar="NAME", help="test this instead: a local rule")
+    part.add_argument(
+        "--model",
+        metavar="NAME",
+        help="export this instead, package.module:Name, for the data of the experiment or of "
+        "--x-shape: its size, error, operations, and the time of a step here and on boards",
+    )
+    doctor.add_argument(
+        "--x-shape", metavar="SIZES", help="with --model: shape of an example, such as 3x96x96"
+    )
+    doctor.add_argument("--classes", type=int, metavar="N", help="with --x-shape: classes")
+    doctor.add_argument(
+        "--task",
+        choices=("classification", "binary", "regression"),
+        help="with --x-shape: what the model predicts (default: classification)",
+    )
+    doctor.add_argument(
+        "--tokens", type=int, metavar="N", help="with --x-shape: x are whole numbers below N"
+    )
+    doctor.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="with --model: examples of a step (default: those of the experiment, or 16)",
+    )
     doctor.add_argument(
         "--option",
         action="append",

@@ -33,9 +33,18 @@ class StepWork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Arithmetic and memory traffic of a training step, forward and backward."""
 
     conv_flops: float = 0.0
-    """Operations of convolutions per example; a multiplication with its addition counts as two."""
+    """Operations of dense convolutions per example; a multiplication with its addition counts as
+    two."""
+    grouped_flops: float = 0.0
+    """Operations of convolutions of several groups per example."""
+    depthwise_flops: float = 0.0
+    """Operations of convolutions of one group per channel, per example."""
     matrix_flops: float = 0.0
-    """Operations of matrix products per example."""
+    """Operations of matrix products with parameters per example."""
+    attention_flops: float = 0.0
+    """Operations of matrix products of two values that depend on the example."""
+    recurrent_flops: float = 0.0
+    """Operations of matrix products with the same parameters one after the other, per example."""
     moved_bytes: float = 0.0
     """Bytes that all operations read and write per example."""
     fixed_bytes: float = 0.0
@@ -48,10 +57,24 @@ class StepWork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         slope = max(0.0, (b.moved_bytes - a.moved_bytes) / (m - n))
         return cls(
             conv_flops=b.conv_flops / m,
+            grouped_flops=b.grouped_flops / m,
+            depthwise_flops=b.depthwise_flops / m,
             matrix_flops=b.matrix_flops / m,
+            attention_flops=b.attention_flops / m,
+            recurrent_flops=b.recurrent_flops / m,
             moved_bytes=slope,
             fixed_bytes=max(0.0, b.moved_bytes - slope * m),
         )
+
+    @property
+    def convolutions(self) -> float:
+        """Operations of all convolutions per example."""
+        return self.conv_flops + self.grouped_flops + self.depthwise_flops
+
+    @property
+    def products(self) -> float:
+        """Operations of all matrix products per example."""
+        return self.matrix_flops + self.attention_flops + self.recurrent_flops
 
 
 def several_speeds_s(profile: Profile, work: StepWork, batch_size: int) -> float | None:
@@ -64,7 +87,7 @@ def several_speeds_s(profile: Profile, work: StepWork, batch_size: int) -> float
         return None
     threads = min(float(profile.engine_threads), profile.free_cores)
     rate = profile.matrix.value * threads / profile.cores
-    arithmetic_s = work.conv_flops / (CONVOLUTION * rate) + work.matrix_flops / (MATRIX * rate)
+    arithmetic_s = work.convolutions / (CONVOLUTION * rate) + work.products / (MATRIX * rate)
     moved = work.moved_bytes * batch_size + work.fixed_bytes
     memory_s = 0.0 if profile.moved is None else moved / profile.moved.value
     return arithmetic_s * batch_size + memory_s

@@ -77,6 +77,8 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     relative to their median; None is unknown."""
     work: StepWork | None = None
     """Arithmetic and memory traffic of the training step; None is unknown."""
+    evaluation_work: StepWork | None = None
+    """The same of an evaluation; None is unknown."""
     memory: TaskMemory | None = None
     """Peak memory of training; None is so little that it was not measured."""
     measured_at: float | None = None
@@ -116,13 +118,22 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     encode_s: Seconds = 0.0
     """Encoding one update with the codec of the run."""
     conv_flops: Work = 0.0
-    """Arithmetic of convolutions in a training step, operations per example."""
+    """Arithmetic of dense convolutions in a training step, operations per example."""
+    grouped_flops: Work = 0.0
+    """Arithmetic of convolutions of several groups in it, operations per example."""
+    depthwise_flops: Work = 0.0
+    """Arithmetic of convolutions of one group per channel in it, operations per example."""
     matrix_flops: Work = 0.0
-    """Arithmetic of matrix products in it, operations per example."""
+    """Arithmetic of matrix products with parameters in it, operations per example."""
+    attention_flops: Work = 0.0
+    """Arithmetic of the products of attention in it, operations per example."""
+    recurrent_flops: Work = 0.0
+    """Arithmetic of products that follow each other with the same parameters, as in an LSTM,
+    operations per example."""
     moved_bytes: Work = 0.0
     """Bytes that a training step reads and writes, per example."""
     fixed_bytes: Work = 0.0
-    """Bytes of a training step whatever its examples. All four are 0 if they are unknown."""
+    """Bytes of a training step whatever its examples. All are 0 if they are unknown."""
     memory_bytes: Work = 0.0
     """Peak memory of an agent in training, without activations and data."""
     memory_example_bytes: Work = 0.0
@@ -164,14 +175,8 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     @property
     def work(self) -> StepWork | None:
         """Arithmetic and memory traffic of a training step; None is unknown."""
-        if self.conv_flops == self.matrix_flops == self.moved_bytes == 0.0:
-            return None
-        return StepWork(
-            conv_flops=self.conv_flops,
-            matrix_flops=self.matrix_flops,
-            moved_bytes=self.moved_bytes,
-            fixed_bytes=self.fixed_bytes,
-        )
+        found = StepWork(**{name: getattr(self, name) for name in StepWork.__struct_fields__})
+        return None if found == StepWork(fixed_bytes=found.fixed_bytes) else found
 
     @property
     def train(self) -> StepCost:

@@ -53,7 +53,7 @@ from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.memory import task_memory
-from fairbed.testbed.host.step_work import step_work
+from fairbed.testbed.host.step_work import evaluation_work, step_work
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.messages import CODECS, Capabilities, Hyperparameters, Manifest, Packed, Train
@@ -338,6 +338,7 @@ def measure(probe: Probe) -> Measured:
         evaluate=evaluation.cost(reference_s),
         spread_ratio=spread_ratio,
         work=work,
+        evaluation_work=evaluation_work(artifact),
         memory=task_memory(artifact, probe.artifact, probe.hyperparameters, work),
         load_s=open_work_s(probe.artifact),
         measured_at=time.time(),

@@ -47,21 +47,21 @@ def bound_bytes(layout: Layout, work: StepWork, n_examples: int) -> float:
 
 
 def task_memory(
-    artifact: Artifact, encoded: bytes, hyperparameters: Hyperparameters, work: StepWork
+    artifact: Artifact, encoded: bytes, hyperparameters: Hyperparameters, work: StepWork | None
 ) -> TaskMemory | None:
-    """Return the memory of training a task; None if it is small.
+    """Return the memory of training a task; None if it is small, or its steps are not counted.
 
     Args:
         artifact: The task.
         encoded: The task as it is sent.
         hyperparameters: Batch size, parts and the terms of a step.
-        work: Memory traffic of a step.
+        work: Memory traffic of a step; None is unknown.
 
     Raises:
         BackendError: A step cannot be measured.
     """
     size = min(hyperparameters.batch_size, hyperparameters.micro_batch or (1 << 20))
-    if bound_bytes(artifact.spec.layout, work, size) <= SMALL_BYTES:
+    if work is None or bound_bytes(artifact.spec.layout, work, size) <= SMALL_BYTES:
         return None
     return measured_memory(encoded, hyperparameters, work)
 

@@ -26,6 +26,7 @@ from anyio.from_thread import start_blocking_portal
 from msgspec import Struct
 
 from fairbed.coordinator.policy.config import LOCAL_RULES, TrainingConfig
+from fairbed.coordinator.task.catalogue import user_cache
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.installed import engine_version
@@ -182,10 +183,7 @@ def forget(environ: Mapping[str, str]) -> None:
 
 def cache_path(environ: Mapping[str, str]) -> Path:
     """Return the cache file of the reference step on this machine with these versions."""
-    root = environ.get("XDG_CACHE_HOME") or str(
-        Path(environ.get("HOME", "~")).expanduser() / ".cache"
-    )
-    return Path(root) / "fairbed" / f"host-speed-{_machine_digest()}.json"
+    return user_cache(environ) / f"host-speed-{_machine_digest()}.json"
 
 
 def costs_path(probe: Probe, environ: Mapping[str, str]) -> Path | None:

@@ -1,96 +1,297 @@
-"""Counts the arithmetic and the memory traffic of a training step, by running one.
+"""Counts the arithmetic and the memory traffic of a step, from its graph or by running a module.
 
-A graph runs under the profiler of onnxruntime, a module under a dispatch mode of torch; both have
-the shapes of every operation. Operations that move no data (views) count for nothing.
+The package onnx derives the shapes of all values of a graph at two sizes of the batch; nothing
+runs, so the counts depend on no machine. What an operation is for follows from the flow of values:
+
+- a convolution, or a product with parameters, is that of a layer; one group per channel is
+  depthwise;
+- a product of two values that both depend on the examples is one of attention;
+- a product with parameters whose other operand depends on an earlier product with the same
+  parameters is recurrent;
+- the gradient of the parameters of a layer counts as much as its forward pass, whatever the graph
+  computes it by: a graph takes larger products with zeros where these are faster.
+
+Operations that move no data (views) count for nothing, and so do products of parameters alone.
+Pools that the exporter writes as products or convolutions with constants count as these. A module
+runs under a dispatch mode of torch, with one count for all convolutions and one for all products.
 """
 
-import json
+import importlib.util
 import math
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fairbed.device_agent.engines.onnx import load_runtime
 from fairbed.testbed.emulation.step_speed import StepWork
-from fairbed.wire.artifact import Artifact, draw_masks
-from fairbed.wire.selfcheck import selfcheck_inputs
+from fairbed.wire.artifact import Artifact
 
 COUNTED = 2, 4
 """Examples of the two steps; with a single one some layers cannot be trained."""
 
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Shape"})
+_SIZES = frozenset({"Shape", "Size"})
+_VIEWS = _SIZES | {"Reshape", "Squeeze", "Unsqueeze", "Identity"}
 
-_ITEM_BYTES = {"float": 4, "int64": 8, "int32": 4, "bool": 1, "double": 8}
+_CONVOLUTIONS, _PRODUCTS = frozenset({"Conv", "ConvTranspose"}), frozenset({"MatMul", "Gemm"})
 
-_Shapes = Sequence[dict[str, list[int]]]
-
-
-def step_work(artifact: Artifact) -> StepWork:
-    """Return the work of a training step of a task per example, from two small steps."""
-    count = _graph_step if artifact.module is None else _module_step
-    small, large = ((n, count(artifact, n)) for n in COUNTED)
-    return StepWork.between(small, large)
+_ITEM_BYTES = {1: 4, 7: 8, 9: 1}
+"""Bytes of an element by type of ONNX: float32, int64, bool."""
 
 
-def _graph_step(artifact: Artifact, n: int) -> StepWork:
-    runtime, spec = load_runtime(), artifact.spec
-    vector, x, y = selfcheck_inputs(spec, seed=0, batch=n)
-    views = spec.layout.views(vector)
-    feeds: dict[str, Any] = {
-        f"{'p' if tensor.role == 'param' else 'b'}.{tensor.name}": views[tensor.name]
-        for tensor in spec.layout.tensors
-    }
-    x = x.reshape((n, *spec.x_shape))
-    feeds |= {"x": x, "y": y, "w": np.full(n, 1.0 / n, np.float32)}
-    masks = draw_masks(spec.masks, seed=0, step=0, batch=n)
-    feeds |= {f"m.{i}": mask for i, mask in enumerate(masks)}
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    options.enable_profiling = True
-    # Beyond this level convolutions have layouts that hide their shapes.
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory(prefix="fairbed-count-") as folder:
-        options.profile_file_prefix = str(Path(folder) / "step")
-        session = runtime.InferenceSession(
-            artifact.train, options, providers=["CPUExecutionProvider"]
-        )
-        session.run(None, feeds)
-        events = json.loads(Path(session.end_profiling()).read_bytes())
-    conv = matrix = moved = 0.0
-    for event in events:
-        arguments = event.get("args", {})
-        if "output_type_shape" not in arguments or arguments.get("op_name") in _VIEWS:
-            continue
-        inputs, outputs = arguments["input_type_shape"], arguments["output_type_shape"]
-        name = arguments["op_name"]
-        moved += _bytes(inputs) + _bytes(outputs)
-        shapes = [shape for part in inputs for shape in part.values()]
-        found = [shape for part in outputs for shape in part.values()]
-        if name == "Conv":
-            conv += 2.0 * math.prod(found[0]) * math.prod(shapes[1][1:])
-        elif name == "ConvTranspose":
-            conv += 2.0 * math.prod(shapes[0]) * math.prod(shapes[1][1:])
-        elif name in ("MatMul", "Gemm"):
-            summed = shapes[0][-1] if name == "MatMul" else math.prod(shapes[0]) / found[0][0]
-            matrix += 2.0 * math.prod(found[0]) * summed
-    return StepWork(conv_flops=conv, matrix_flops=matrix, moved_bytes=moved)
+class UnknownShape(Exception):
+    """The shape of a value does not follow from the graph."""
 
 
-def _bytes(tensors: _Shapes) -> float:
-    return float(
-        sum(
-            _ITEM_BYTES.get(kind, 4) * math.prod(shape)
-            for tensor in tensors
-            for kind, shape in tensor.items()
-        )
+def step_work(artifact: Artifact) -> StepWork | None:
+    """Return the work of a training step of a task per example.
+
+    Returns:
+        None if it cannot be counted: the package onnx is missing, or a shape is unknown.
+    """
+    if artifact.module is not None:
+        return _module_work(artifact)
+    return _graph_work(artifact.train)
+
+
+def evaluation_work(artifact: Artifact) -> StepWork | None:
+    """Return the same of an evaluation; None for a module, too."""
+    return None if artifact.module is not None else _graph_work(artifact.evaluate)
+
+
+def _graph_work(graph: bytes) -> StepWork | None:
+    if importlib.util.find_spec("onnx") is None:
+        return None
+    try:
+        small, large = (_Shapes.of(graph, n) for n in COUNTED)
+    except UnknownShape:
+        return None
+    kinds = _flops(small, large)
+    return StepWork.between(
+        (COUNTED[0], StepWork(moved_bytes=small.moved_bytes)),
+        (COUNTED[1], StepWork(**kinds, moved_bytes=large.moved_bytes)),
     )
 
 
-def _module_step(artifact: Artifact, n: int) -> StepWork:
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """A graph at one size of the batch."""
+
+    nodes: list[Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    moved_bytes: float
+
+    @classmethod
+    def of(cls, graph: bytes, batch: int) -> "_Shapes":
+        """Return the shapes of all values.
+
+        Raises:
+            UnknownShape: One does not follow from the graph.
+        """
+        import onnx
+
+        model = onnx.load_model_from_string(graph)
+        for value in model.graph.input:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_value = batch
+        for _ in range(len(model.graph.node)):  # each pass but the last resolves a shape
+            known = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+            types = {
+                value.name: value.type.tensor_type
+                for value in (*known.value_info, *known.input)
+                if value.type.tensor_type.HasField("shape")
+            }
+            types = {
+                name: found
+                for name, found in types.items()
+                if all(dim.HasField("dim_value") for dim in found.shape.dim)
+            }
+            shapes = {name: tuple(d.dim_value for d in t.shape.dim) for name, t in types.items()}
+            if not _resolve_sizes(model.graph, shapes):
+                break
+        sizes = {name: _ITEM_BYTES.get(t.elem_type, 4) for name, t in types.items()}
+        for tensor in model.graph.initializer:
+            shapes[tensor.name] = tuple(tensor.dims)
+            sizes[tensor.name] = _ITEM_BYTES.get(tensor.data_type, 4)
+        for value in model.graph.output:  # inference keeps the symbolic size that is declared
+            tensor = value.type.tensor_type
+            declared = (dim.dim_value or batch for dim in tensor.shape.dim)
+            shapes.setdefault(value.name, tuple(declared))
+            sizes.setdefault(value.name, _ITEM_BYTES.get(tensor.elem_type, 4))
+        nodes = list(model.graph.node)
+        moved = 0.0
+        for node in nodes:
+            for name in (*node.input, *node.output):
+                if name and name not in shapes:
+                    raise UnknownShape(f"{node.op_type}: {name}")
+            if node.op_type not in _VIEWS:
+                names = [name for name in (*node.input, *node.output) if name]
+                moved += sum(sizes[name] * math.prod(shapes[name]) for name in names)
+        return cls(nodes, shapes, moved)
+
+
+def _resolve_sizes(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Replace what is computed from known shapes alone by constants, as far as inference does not.
+
+    Returns:
+        Whether there was anything to replace.
+    """
+    from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    constants = {t.name: t for t in graph.initializer}
+    values = dict[str, Any]()
+    for node in list(graph.node):
+        if node.op_type in _SIZES and node.input[0] in shapes:
+            feeds = {node.input[0]: np.broadcast_to(np.int64(0), shapes[node.input[0]])}
+        elif any(name in values for name in node.input) and all(
+            name in values or name in constants for name in node.input
+        ):
+            feeds = {
+                name: values[name] if name in values else numpy_helper.to_array(constants[name])
+                for name in node.input
+            }
+        else:
+            continue
+        found: Any = ReferenceEvaluator(node).run(None, feeds)
+        values.update(zip(node.output, found, strict=True))
+        graph.node.remove(node)
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array(value, np.int64), name) for name, value in values.items()
+    )
+    return bool(values)
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What the values of a graph depend on."""
+
+    parameters: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The parameters of a value that depends on these alone, by its name; none for a constant."""
+    products: dict[str, int] = field(default_factory=dict)
+    """Bits of the parameters with which a value was multiplied on its way."""
+    bits: dict[frozenset[str], int] = field(default_factory=dict)
+
+    def bit(self, parameters: frozenset[str]) -> int:
+        return self.bits.setdefault(parameters, 1 << len(self.bits))
+
+
+def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
+    """Return the operations of a step at the larger batch, by field of `StepWork`."""
+    forward = _forward_nodes(large.nodes)
+    flow, back = _Flow(), _Flow()
+    gradients = {n[2:] for node in large.nodes for n in node.output if n.startswith("g.")}
+    grows = {name for name, shape in large.shapes.items() if small.shapes.get(name) != shape}
+    summed = _summed(large.nodes, grows)
+    recurrent = set[frozenset[str]]()
+    found = list[tuple[str, frozenset[str], float]]()
+    for at, node in enumerate(large.nodes):
+        is_forward = at in forward
+        products = flow if is_forward else back  # the backward pass multiplies by each once more
+        names = [name for name in node.input if name]
+        is_fixed = not any(_is_data(name, flow) for name in names)
+        if is_fixed:
+            roots = [flow.parameters.get(name, _roots(name)) for name in names]
+            for name in node.output:
+                flow.parameters[name] = frozenset().union(*roots)
+        passed = 0
+        for name in names:
+            passed |= products.products.get(name, 0)
+        kind, weight = _kind(node, flow, large.shapes)
+        if kind and not is_fixed and node.output[0] in grows and node.output[0] not in summed:
+            flops = _multiplied(node, large.shapes)
+            if weight:
+                if kind == "matrix_flops" and passed & products.bit(weight):
+                    recurrent.add(weight)
+                passed |= products.bit(weight)
+                if is_forward and weight & gradients:
+                    found.append((kind, weight, flops))
+            found.append((kind, weight, flops))
+        for name in node.output:
+            products.products[name] = passed
+    totals = defaultdict[str, float](float)
+    for kind, weight, flops in found:
+        is_recurrent = kind == "matrix_flops" and weight in recurrent
+        totals["recurrent_flops" if is_recurrent else kind] += flops
+    return totals
+
+
+def _is_data(name: str, flow: _Flow) -> bool:
+    """Return whether a value depends on the examples."""
+    is_state = name.startswith(("p.", "b.", "c"))
+    return not is_state and name not in flow.parameters
+
+
+def _roots(name: str) -> frozenset[str]:
+    return frozenset({name[2:]}) if name.startswith("p.") else frozenset()
+
+
+def _forward_nodes(nodes: list[Any]) -> set[int]:
+    """Return the places of the nodes on which the loss depends; all of an evaluation."""
+    if not any("loss" in node.output for node in nodes):
+        return set(range(len(nodes)))
+    wanted, places = {"loss"}, set[int]()
+    for at in reversed(range(len(nodes))):
+        if wanted.intersection(nodes[at].output):
+            wanted.update(nodes[at].input)
+            places.add(at)
+    return places
+
+
+def _summed(nodes: list[Any], grows: set[str]) -> set[str]:
+    """Return the values of which only sums over the batch are used."""
+    users = defaultdict[str, list[Any]](list)
+    for node in nodes:
+        for name in node.input:
+            users[name].append(node)
+    return {
+        name
+        for name, after in users.items()
+        if name in grows
+        and all(n.op_type == "ReduceSum" and n.output[0] not in grows for n in after)
+    }
+
+
+def _kind(
+    node: Any, flow: _Flow, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[str, frozenset[str]]:
+    """Return the field of `StepWork` for an operation, and the parameters that it multiplies by.
+
+    The field is empty for an operation that is neither a product nor a convolution.
+    """
+    if node.op_type not in _CONVOLUTIONS | _PRODUCTS:
+        return "", frozenset()
+    weights = [
+        flow.parameters.get(name, _roots(name))
+        for name in node.input[:2]
+        if not _is_data(name, flow)
+    ]
+    weight = weights[0] if weights else frozenset()
+    if node.op_type in _PRODUCTS:
+        return ("matrix_flops" if weights else "attention_flops"), weight
+    groups = next((a.i for a in node.attribute if a.name == "group"), 1)
+    if groups == 1:
+        return "conv_flops", weight
+    return ("depthwise_flops" if shapes[node.input[1]][1] == 1 else "grouped_flops"), weight
+
+
+def _multiplied(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Return the operations of a node; a multiplication with its addition counts as two."""
+    first, second = (shapes[name] for name in node.input[:2])
+    out = shapes[node.output[0]]
+    if node.op_type == "Conv":
+        return 2.0 * math.prod(out) * math.prod(second[1:])
+    if node.op_type == "ConvTranspose":
+        return 2.0 * math.prod(first) * math.prod(second[1:])
+    if node.op_type == "MatMul":
+        return 2.0 * math.prod(out) * first[-1]
+    return 2.0 * math.prod(first) * out[1]
+
+
+def _module_work(artifact: Artifact) -> StepWork:
     from fairbed.testbed.host.torch_work import module_step
 
-    return module_step(artifact, n)
+    small, large = ((n, module_step(artifact, n)) for n in COUNTED)
+    return StepWork.between(small, large)

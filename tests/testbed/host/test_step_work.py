@@ -1,27 +1,45 @@
 """The arithmetic of a training step is counted, and equals what its layers say."""
 
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+pytest.importorskip("onnx", reason="onnx is not installed: graphs cannot be counted")
+
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.testbed.host.step_work import step_work
+from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.host.step_work import COUNTED, evaluation_work, step_work
+
+COUNTED_TWICE = (
+    *("ResNet", "ResNeXt", "MobileNetV2", "EfficientNet", "ShuffleNetV2", "U-Net", "M5"),
+    *("ConvNeXt", "CRNN", "GRU", "LSTM of both directions", "DistilBERT", "rotary transformer"),
+)
+
+
+def counted(work: StepWork | None) -> StepWork:
+    assert work is not None, "a shape is unknown"
+    return work
 
 
 def test_products_of_an_mlp() -> None:
     hidden, last = 784 * 318, 318 * 10
-    work = step_work(load_task("mlp", (784,), 10))
+    work = counted(step_work(load_task("mlp", (784,), 10)))
     # Forward and the gradient of the weights; the gradient of the inputs only of the last layer.
     assert work.matrix_flops == 2 * 2 * hidden + 3 * 2 * last
-    assert work.conv_flops == 0.0
+    assert work.convolutions == work.attention_flops == work.recurrent_flops == 0.0
     assert work.moved_bytes > 4 * 784, "an example is read"
     assert work.fixed_bytes > 2 * 4 * hidden, "weights are read, and their gradient written"
 
 
 def test_convolutions_of_a_cnn() -> None:
     first, second = 28 * 28 * 16 * 25, 14 * 14 * 32 * 25 * 16
-    work = step_work(load_task("cnn", (1, 28, 28), 10))
-    forward = 2 * (first + second)
-    assert 2 * forward <= work.conv_flops + work.matrix_flops <= 4 * forward
-    assert work == step_work(load_task("cnn", (1, 28, 28), 10)), "counting is no measurement"
+    artifact = load_task("cnn", (1, 28, 28), 10)
+    work = counted(step_work(artifact))
+    assert work.conv_flops == 2 * (2 * first + 3 * second)
+    assert counted(evaluation_work(artifact)).conv_flops == 2 * (first + second)
+    assert work == step_work(artifact), "counting is no measurement"
 
 
 def test_a_module_is_counted_like_a_graph() -> None:
@@ -34,3 +52,75 @@ def test_a_module_is_counted_like_a_graph() -> None:
     assert work.matrix_flops == 2 * 2 * 4 * 30 * 7
     assert work.conv_flops == 0.0
     assert work.moved_bytes >= 4 * (4 * 30 + 30 * 7 + 4 * 7)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("name", COUNTED_TWICE)
+def test_a_graph_has_the_operations_that_torch_counts(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    from fairbed.coordinator.task.export import export_task
+    from tests.coordinator.task.architectures import ARCHITECTURES, VOCABULARY
+
+    architecture = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    model = architecture.make()
+    artifact = export_task(
+        model,
+        "test",
+        "test",
+        architecture.x_shape,
+        architecture.classes,
+        x_dtype="int64" if architecture.has_tokens else "float32",
+        x_classes=VOCABULARY if architecture.has_tokens else 0,
+    )
+    dtype = torch.int64 if architecture.has_tokens else torch.float32
+    x = torch.zeros(COUNTED[1], *architecture.x_shape, dtype=dtype)
+    y = torch.zeros(COUNTED[1], dtype=torch.int64)
+
+    def step() -> None:
+        torch.nn.functional.cross_entropy(model.train()(x), y).backward()
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model.eval()(x)
+
+    work, evaluation = counted(step_work(artifact)), counted(evaluation_work(artifact))
+    assert (work.convolutions, work.products) == pytest.approx(_by_torch(step))
+    assert (evaluation.convolutions, evaluation.products) == pytest.approx(_by_torch(evaluate))
+    text = name.split()[0]
+    assert (work.recurrent_flops > 0.0) == (text in ("CRNN", "GRU", "LSTM"))
+    assert (work.attention_flops > 0.0) == (text in ("DistilBERT", "rotary"))
+    assert (work.grouped_flops > 0.0) == (text == "ResNeXt")
+    is_depthwise = text in ("MobileNetV2", "EfficientNet", "ShuffleNetV2", "ConvNeXt")
+    assert (work.depthwise_flops > 0.0) == is_depthwise
+
+
+def _by_torch(run: Callable[[], None]) -> tuple[float, float]:
+    """Return the operations per example of convolutions and products, as torch counts them.
+
+    Fused layers are off: torch does not count what they do. Its count of the gradient of grouped
+    weights is too large by the number of groups; here it is the one of the forward pass.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+    def backward(grad: Any, x: Any, w: Any, *given: Any, out_shape: Any, **_: Any) -> int:
+        transposed, mask = given[4], given[7]
+        return int(conv_flop_count(x, w, grad, transposed)) * sum(mask[:2])
+
+    convolution_backward = torch.ops.aten.convolution_backward
+    counter = FlopCounterMode(display=False, custom_mapping={convolution_backward: backward})
+    is_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the flags of another library
+            with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
+                run()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
+    totals = counter.get_flop_counts().get("Global", {})
+    conv = sum(count for op, count in totals.items() if "conv" in str(op))
+    return conv / COUNTED[1], (sum(totals.values()) - conv) / COUNTED[1]

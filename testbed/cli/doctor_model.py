@@ -1,0 +1,302 @@
+"""`fairbed doctor --model NAME`: what a model costs, before any run, or why it is refused."""
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from fairbed import profiles
+from fairbed.coordinator.policy.config import TrainingConfig
+from fairbed.coordinator.task.catalogue import build_task, make_module
+from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
+from fairbed.coordinator.task.recipes import MODELS
+from fairbed.profiles import Profile
+from fairbed.testbed.emulation.step_speed import StepWork, several_speeds_s, step_s
+from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.errors import BackendError, UsageError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.shards import load_examples
+from fairbed.testbed.host.calibration import Probe
+from fairbed.testbed.host.model_steps import step_times
+from fairbed.testbed.host.speed import host_speed, machine_costs_now
+from fairbed.testbed.host.step_work import evaluation_work, step_work
+from fairbed.wire.artifact import Artifact, TaskKind
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.task.export import ExportFigures
+
+DEFAULT_BATCH = 16
+
+FLOPS = {
+    "conv_flops": "dense convolutions",
+    "grouped_flops": "grouped convolutions",
+    "depthwise_flops": "depthwise convolutions",
+    "matrix_flops": "matrix products",
+    "attention_flops": "attention",
+    "recurrent_flops": "recurrent products",
+}
+
+
+class ModelFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line about a model."""
+
+    name: str
+    is_ok: bool
+    found: str
+    what_to_do: str = ""
+    values: dict[str, float] = {}
+    """The numbers of the line, in the units of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The model, and the data that it is to learn."""
+
+    model: str
+    x_shape: tuple[int, ...]
+    classes: int
+    kind: TaskKind
+    batch: int
+    examples: Any
+    """x of the data, shape (n, ...); None draws normal numbers."""
+    boards: list[Profile]
+
+
+def main(options: argparse.Namespace, experiment: Experiment | None) -> int:
+    """Export the model and print what it costs; return 0 if it is exported, 1 if it is refused.
+
+    Raises:
+        UsageError: Shape or classes are missing, or there is no such model.
+    """
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnx") is None:
+        raise UsageError("--model: must have torch to export, got none; install fairbed[torch]")
+    task = _task_of(options, experiment)
+    findings = list[ModelFinding]()
+    for finding in _findings(task):
+        findings.append(finding)
+        if not options.json:
+            mark = "ok     " if finding.is_ok else "REFUSED"
+            hint = f"; {finding.what_to_do}" if finding.what_to_do else ""
+            print(f"{mark}  model    {finding.name:<14} {finding.found}{hint}", flush=True)
+    if options.json:
+        print(msgspec.json.encode(findings).decode())
+    return 0 if all(finding.is_ok for finding in findings) else 1
+
+
+def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Task:
+    if experiment is not None:
+        try:
+            data = load_examples(experiment, os.environ)
+        except DatasetError as exc:
+            raise UsageError(str(exc)) from exc
+        named = dict.fromkeys(g.profile for g in experiment.fleet if g.profile is not None)
+        return _Task(
+            options.model,
+            data.x_shape,
+            data.classes,
+            data.kind,
+            options.batch or experiment.training.batch_size,
+            data.x,
+            [profiles.load(name) for name in named],
+        )
+    if options.x_shape is None:
+        raise UsageError(
+            "--model: must have the shape of the data, got none; name an experiment file, or give "
+            "--x-shape 3x96x96 --classes 10"
+        )
+    kind: TaskKind = options.task or "classification"
+    classes = {"regression": 1, "binary": 2}.get(kind, options.classes)
+    if classes is None:
+        raise UsageError("--classes: must be given with --x-shape, got none; or --task regression")
+    x_shape = _shape(options.x_shape)
+    examples = None
+    if options.tokens is not None:
+        examples = np.zeros((2, *x_shape), np.float32)
+        examples[1] = options.tokens - 1
+    known = [profiles.load(name) for name in profiles.names()]
+    boards = [profile for profile in known if profile.matrix is not None]
+    batch = options.batch or DEFAULT_BATCH
+    return _Task(options.model, x_shape, classes, kind, batch, examples, boards)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise UsageError(
+            f"--x-shape: must be sizes such as 3x96x96, got {text!r}; separate them by x"
+        )
+    return tuple(int(size) for size in sizes)
+
+
+def _findings(task: _Task) -> Iterator[ModelFinding]:
+    figures = list["ExportFigures"]()
+    try:
+        artifact = build_task(
+            task.model,
+            task.x_shape,
+            task.classes,
+            task.kind,
+            engine="auto" if task.model in MODELS else "onnx",
+            examples=task.examples,
+            report=figures.append,
+        )
+    except (Unsupported, WrongArtifact) as exc:
+        yield from _refused(exc)
+        return
+    for found in figures:
+        yield _finding(
+            "export",
+            f"recorded and written in {found.export_s:.1f} s, compared with torch in "
+            f"{found.check_s:.1f} s",
+            export_s=found.export_s,
+            check_s=found.check_s,
+        )
+    for remark in artifact.remarks:
+        yield _finding("remark", remark)
+    yield from _size(artifact)
+    for found in figures:
+        errors = found.errors
+        yield _finding(
+            "error",
+            f"gradient off by {errors.in_float64:.1e} in float64, {errors.in_float32:.1e} in "
+            f"float32 with onnxruntime (median); loss {errors.loss:.1e}, buffers "
+            f"{errors.buffers:.1e}",
+            in_float64=errors.in_float64,
+            in_float32=errors.in_float32,
+        )
+    yield from _operations(artifact, task.batch)
+    yield _here(artifact, task)
+    yield from _on_boards(artifact, task)
+
+
+def _refused(exc: Exception) -> Iterator[ModelFinding]:
+    """Yield one line per operation without a rule, or the reason; the last one has the advice."""
+    text, _, advice = str(exc).rpartition("; ")
+    problems = getattr(exc.__cause__ or exc, "problems", ()) or (text or str(exc),)
+    for at, problem in enumerate(problems):
+        last = at == len(problems) - 1
+        yield ModelFinding(
+            name="export", is_ok=False, found=problem, what_to_do=advice if last and text else ""
+        )
+
+
+def _finding(name: str, found: str, **values: float) -> ModelFinding:
+    return ModelFinding(name=name, is_ok=True, found=found, values=values)
+
+
+def _size(artifact: Artifact) -> Iterator[ModelFinding]:
+    import onnx
+
+    layout = artifact.spec.layout
+    n_bytes, buffers = 4 * layout.n_values, layout.n_values - layout.n_params
+    kept = f", {buffers:,} of them buffers" if buffers else ""
+    yield _finding(
+        "values",
+        f"{layout.n_values:,} values{kept}; {_bytes(n_bytes)} to a device and back in each round, "
+        "without a codec",
+        n_values=layout.n_values,
+        round_bytes=2 * n_bytes,
+    )
+    nodes = [
+        len(onnx.load_model_from_string(graph).graph.node)
+        for graph in (artifact.train, artifact.evaluate)
+    ]
+    sizes = len(artifact.train), len(artifact.evaluate)
+    yield _finding(
+        "graphs",
+        f"training {nodes[0]:,} nodes, {_bytes(sizes[0])}; evaluation {nodes[1]:,} nodes, "
+        f"{_bytes(sizes[1])}; sent once",
+        train_nodes=nodes[0],
+        train_bytes=sizes[0],
+        evaluate_nodes=nodes[1],
+        evaluate_bytes=sizes[1],
+    )
+
+
+def _operations(artifact: Artifact, batch: int) -> Iterator[ModelFinding]:
+    for name, work, n in (
+        ("operations", step_work(artifact), batch),
+        ("evaluation", evaluation_work(artifact), 1),
+    ):
+        what = f"a training step of {batch}" if name == "operations" else "an example evaluated"
+        if work is None:
+            yield _finding(name, f"{what}: unknown, as the shape of a value is")
+            continue
+        moved = work.moved_bytes * n + work.fixed_bytes * (name == "operations")
+        yield _finding(
+            name,
+            f"{what}: {_kinds(work, n)}; reads and writes {_bytes(moved)}",
+            **{kind: getattr(work, kind) * n for kind in FLOPS},
+            moved_bytes=moved,
+        )
+
+
+def _kinds(work: StepWork, n: int) -> str:
+    counted = [
+        f"{_scaled(getattr(work, kind) * n)}FLOP in {text}"
+        for kind, text in FLOPS.items()
+        if getattr(work, kind) > 0.0
+    ]
+    return ", ".join(counted) or "no product"
+
+
+def _here(artifact: Artifact, task: _Task) -> ModelFinding:
+    from fairbed.coordinator.task.modules import make_trainable
+
+    module = make_module(task.model, task.x_shape, task.classes, task.kind)
+    make_trainable(module, artifact.spec.name, artifact.spec.x_shape)
+    times = step_times(artifact, module, task.batch)
+    return _finding(
+        "step here",
+        f"{task.batch} examples in {times.onnx_s * 1e3:.3g} ms with onnxruntime, "
+        f"{times.torch_s * 1e3:.3g} ms with torch, on one thread: ratio {times.ratio:.2f} "
+        f"({times.low:.2f} to {times.high:.2f} in half of {times.windows} pairs)",
+        onnx_s=times.onnx_s,
+        torch_s=times.torch_s,
+        ratio=times.ratio,
+    )
+
+
+def _on_boards(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
+    """Yield the predicted time of a step on each board, by the costs that a run would use."""
+    try:
+        speed = host_speed(os.environ).core_speed
+        probe = Probe.of(artifact, TrainingConfig(batch_size=task.batch))
+        costs = TaskCosts.of(machine_costs_now(probe, os.environ), speed)
+    except BackendError as exc:
+        yield ModelFinding(name="boards", is_ok=True, found=f"unknown: {exc}")
+        return
+    for board in task.boards:
+        reference_s, work = costs.train.seconds(task.batch), costs.work
+        found_s = step_s(board, reference_s, work, task.batch)
+        is_known = work is not None and several_speeds_s(board, work, task.batch) is not None
+        basis = (
+            "by arithmetic and memory traffic"
+            if is_known
+            else "by core_speed alone, which is too fast for large models"
+        )
+        yield _finding(
+            f"on {board.name}",
+            f"{task.batch} examples in {found_s * 1e3:.3g} ms, predicted {basis}",
+            step_s=found_s,
+        )
+
+
+_PREFIXES: Sequence[tuple[float, str]] = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def _scaled(value: float) -> str:
+    for factor, prefix in _PREFIXES:
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def _bytes(value: float) -> str:
+    return f"{_scaled(value)}B"

@@ -1,0 +1,96 @@
+"""`fairbed doctor --model`: what a model costs, or why it is refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
+pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
+
+from fairbed.testbed.cli.main import main
+from tests.testbed.cli.test_mistakes import error_of
+
+MODELS = """
+import torch
+from torch import nn
+
+def plain(x_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+class Rare(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+def refused(x_shape, classes):
+    rare = [Rare(torch.erfinv), Rare(torch.lgamma)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.Sigmoid(), *rare)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "nets_of_test.py").write_text(MODELS, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nets_of_test", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return "nets_of_test"
+
+
+@pytest.mark.full
+def test_an_exported_model_has_its_costs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--x-shape", "1x8x8", "--classes", "10", "--batch", "4"]
+    assert main(["doctor", "--json", "--model", f"{model}:plain", *shape]) == 0
+    lines = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert all(line["is_ok"] for line in lines.values())
+    assert lines["values"]["values"] == {"n_values": 650.0, "round_bytes": 5200.0}
+    assert lines["error"]["values"]["in_float64"] < 1e-6
+    assert lines["error"]["values"]["in_float32"] < 1e-4
+    assert lines["export"]["values"]["export_s"] > 0.0
+    assert lines["operations"]["values"]["matrix_flops"] == 4 * 2 * 2 * 64 * 10
+    assert lines["evaluation"]["values"]["matrix_flops"] == 2 * 64 * 10
+    assert lines["step here"]["values"]["ratio"] > 0.0
+    assert lines["on raspberry-pi-4b"]["values"]["step_s"] > 0.0
+
+
+@pytest.mark.full
+def test_a_refused_model_names_each_operation(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = ["--x-shape", "1x8x8", "--classes", "8", "--batch", "4"]
+    assert main(["doctor", "--model", f"{model}:refused", *shape]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [["REFUSED", "model", "export"]] * 2
+    assert "model.3: aten.erfinv.default must have a rule, got none" in lines[0]
+    assert "model.4: aten.lgamma.default must have a rule, got none" in lines[1]
+    assert lines[1].endswith('or model.engine = "auto" with torch on the devices')
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            [],
+            "--model: must have the shape of the data, got none; name an experiment file, or give "
+            "--x-shape 3x96x96 --classes 10",
+        ),
+        (
+            ["--x-shape", "3x4"],
+            "--classes: must be given with --x-shape, got none; or --task regression",
+        ),
+        (
+            ["--x-shape", "3y4", "--classes", "2"],
+            "--x-shape: must be sizes such as 3x96x96, got '3y4'; separate them by x",
+        ),
+    ],
+)
+def test_what_the_command_needs(
+    options: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--model", "my.mod:Net", *options]) == 2
+    assert error_of(capsys) == f"fairbed: {line}"
