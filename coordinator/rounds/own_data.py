@@ -147,7 +147,7 @@ class OwnDataTests:
 
     def _score(self, device: Device, reply: EvaluateReply, request: EvaluateRequest) -> Score:
         if not device.has_own_data:  # its examples are those of the coordinator
-            return score_of(reply, request, kind=self._kind)
+            return score_of(reply, request, task=self._task)
         if reply.n > device.n_registered:
             text = f"reports {reply.n} test examples; they count as {device.n_registered}"
             self._event_log.warn("clamped", text, device=device.name, round_id=request.round)
