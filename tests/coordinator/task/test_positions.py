@@ -191,7 +191,7 @@ def test_rows_of_weight_0_and_random_weights_are_exact() -> None:
     weights = np.random.default_rng(6).random(13).astype(np.float32)
     weights[[0, 5, 12]] = 0.0
     runner = GraphRunner(task)
-    names, feeds = runner.feeds(vector, x, y)
+    names, feeds = runner.feeds(vector, x, y, ())
     loss, *parts = runner.train(names, feeds | {"w": weights})
     found = np.concatenate([part.ravel() for part in parts])
     model = TokenModel().double()
