@@ -337,7 +337,8 @@ def _labels_finding(parts: "list[NDArray[Any]]", task: Artifact | None) -> Findi
         shown = f"{classes.count} labels, {(targets == 1).sum():,} given in {len(found[0]):,} rows"
         return Finding("labels", "ok", shown)
     numbers, counts = np.unique(targets[targets >= 0], return_counts=True)
-    how, label = task.preparation, classes.label
+    label: Callable[[int], str] = classes.label
+    how = task.preparation
     has_tokens = isinstance(how, TextPreparation) and how.target != "label"
     if isinstance(how, TextPreparation) and has_tokens:
         label = how.token_text

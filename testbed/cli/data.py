@@ -114,6 +114,8 @@ def _shape_lines(status: DatasetStatus) -> Iterator[str]:
             f"{tokens.longest:,} per example, median {tokens.median:,g}; "
             f"{tokens.padding_ratio:.1%} padding (token 0){more}"
         )
+        if tokens.units:
+            yield f"vocabulary: {tokens.units}"
     if (positions := status.positions) is not None:
         yield (
             f"targets: shape {positions.shape} per example; {positions.labelled_ratio:.1%} of the "

@@ -125,10 +125,18 @@ class TextConfig(Section, frozen=True, kw_only=True):
     stride: Annotated[int, Meta(ge=1, le=MAX_LENGTH)] | None = None
     """Tokens from the start of a window to that of the next; not set: `length`, so that each token
     is predicted once."""
-    words: Annotated[int, Meta(ge=1, le=MAX_UNITS)] = 10_000
-    """Most words of the vocabulary, the frequent ones; the others are token 1. Only for words."""
+    words: Annotated[int, Meta(ge=1, le=MAX_UNITS)] | None = None
+    """Most words of the vocabulary, the frequent ones; the others are token 1. Only for words; not
+    set: 10,000."""
     column: str | None = None
     """Column of the texts, for tables; `data.label` is that of the labels."""
+
+    def __post_init__(self) -> None:
+        if self.words is not None and self.unit != "words":
+            raise ValueError(
+                f"words must be set for unit 'words' only, got {self.words} for {self.unit!r}; "
+                "remove it"
+            )
 
 
 class MasksConfig(Section, frozen=True, kw_only=True):
@@ -256,13 +264,15 @@ class DataConfig(Section, frozen=True, kw_only=True):
         for key in ("masks", "audio"):
             if getattr(self, key) is not None and (self.is_function or not is_folder):
                 return f"{key} must be set for a folder only, got {name!r}; remove it"
-        if sum(part is not None for part in (self.text, self.masks, self.audio)) > 1:
-            return "text, masks and audio must not be set together; keep one"
+        parts = [part for part in ("text", "masks", "audio") if getattr(self, part) is not None]
+        if len(parts) > 1:
+            return f"one of text, masks and audio may be set, got {' and '.join(parts)}; keep one"
         if self.target == "next" and not (self.text or is_folder or self.is_text):
             return f"target must be 'next' for texts only, got {name!r}; add [data.text]"
         if self.text is not None and self.is_table != (self.text.column is not None):
             needs = "must name the column of the texts" if self.is_table else "is for tables only"
-            return f"text.column {needs}, got {self.text.column!r} for {name!r}"
+            todo = "set" if self.is_table else "remove"
+            return f"text.column {needs}, got {self.text.column!r} for {name!r}; {todo} it"
         if self.synthetic is not None and self.dataset != "synthetic":
             return (
                 f'synthetic must not be set for {name!r}; remove it, or set dataset = "synthetic"'

@@ -12,6 +12,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, O
 from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
 from fairbed.wire.artifact import TaskKind
+from fairbed.wire.labels import listed
 from fairbed.wire.plugins import Registered, installed
 from fairbed.wire.preparation import NO_LABEL, PADDING, UNKNOWN, TextPreparation
 
@@ -35,6 +36,9 @@ class TokenStats:
     """Share of padding in x."""
     unknown_ratio: float | None
     """Share of the unknown token in the others; None if x are arrays, or bytes."""
+    units: str = ""
+    """The first and the last characters, or the most and the least frequent words, of the
+    vocabulary; empty if x are arrays, or bytes."""
 
     @classmethod
     def of(cls, data: Dataset) -> "TokenStats":
@@ -52,6 +56,7 @@ class TokenStats:
             longest=int(lengths.max()),
             padding_ratio=1 - n_tokens / x.size,
             unknown_ratio=unknown / max(1, n_tokens) if has_unknown else None,
+            units=listed(how.vocabulary) if isinstance(how, TextPreparation) else "",
         )
 
 

@@ -338,6 +338,13 @@ def _for_task(dataset: Dataset, task: TaskKind | None) -> Dataset:
         return _as_targets(dataset)
     if task == "multi-label":
         return _as_multi_label(dataset)
+    if task is not None and dataset.is_autoencoder and dataset.is_regression:
+        raise DatasetError(
+            "model.task",
+            f"{task} must have classes as targets, got the numbers of x (data.target) in "
+            f"{dataset.name}",
+            "remove task",
+        )
     try:
         if task is not None and dataset.is_regression and not dataset.is_autoencoder:
             labels = as_classes(dataset.y)

@@ -29,6 +29,9 @@ from fairbed.wire.preparation import (
     units_of,
 )
 
+MAX_WORDS = 10_000
+"""Size of a vocabulary of words if none is given: it travels with the task, in about 0.1 MB."""
+
 
 def load_texts(path: Path, config: DataConfig) -> Dataset:
     """Return the texts of a file or folder as tokens, x int64 of shape (n, length).
@@ -133,6 +136,13 @@ def _dataset(
         name: Name of the data set.
         places: File of each text, for messages; empty: they are rows.
     """
+    if target == "label" and config.stride is not None:
+        raise DatasetError(
+            where,
+            f"data.text.stride must be set for windows only, got {config.stride} for texts with "
+            "labels",
+            "remove it",
+        )
     preparation = TextPreparation(
         unit=config.unit,
         length=config.length,
@@ -197,7 +207,7 @@ def _vocabulary(where: str, texts: Sequence[str], config: TextConfig) -> tuple[s
     for text in texts:
         counts.update(units_of(text, "words"))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return tuple([word for word in ranked if len(word) <= MAX_UNIT][: config.words])
+    return tuple([word for word in ranked if len(word) <= MAX_UNIT][: config.words or MAX_WORDS])
 
 
 def _notes(preparation: TextPreparation, x: NDArray[np.int64], cut: int, texts: int) -> list[str]:

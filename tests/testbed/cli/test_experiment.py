@@ -91,6 +91,15 @@ def test_init_refuses_what_cannot_run_and_writes_nothing(
     assert list(folder.iterdir()) == []
 
 
+def test_init_needs_a_model_of_your_own_for_tokens(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "play.txt").write_text("to be or not to be")
+    assert main(["init", "--dataset", "play.txt"]) == 2
+    assert "init: no model that ships takes tokens, got 1 examples of shape" in error_of(capsys)
+    assert main(["init", "--dataset", "play.txt", "--model", "my.mod:Net"]) == 0
+
+
 def test_init_keeps_a_file_that_exists(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "experiment.toml").write_text("mine")
     assert main(["init"]) == 2

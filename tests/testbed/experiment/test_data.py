@@ -93,6 +93,17 @@ def test_natural_needs_data_with_users() -> None:
         ({"min_examples": 1}, "at `$.min_examples`"),
         ({"max_examples": 0}, "at `$.max_examples`"),
         ({"alpha": 0.3}, "unknown field `alpha`"),
+        ({"classes": 3}, "classes must not be set for dataset 'digits', which has its own; remove"),
+        ({"source": "a.npz", "masks": {}}, "masks must be set for a folder only, got 'a.npz'; rem"),
+        ({"source": "d", "masks": {}, "audio": {}}, "may be set, got masks and audio; keep one"),
+        ({"source": "a.npz", "target": "next"}, "target must be 'next' for texts only, got 'a.np"),
+        ({"source": "a.csv", "label": "y", "text": {}}, "text.column must name the column of the"),
+        ({"source": "a.npz", "text": {"column": "x"}}, "text.column is for tables only, got 'x'"),
+        ({"source": "a.txt", "text": {"length": 0}}, "at `$.text.length`"),
+        (
+            {"source": "a.txt", "text": {"words": 9}},
+            "words must be set for unit 'words' only, got 9",
+        ),
         (
             {"dataset": "synthetic", "synthetic": {"variant": "iid"}},
             "beta must be 0 for variant 'iid', got 1.0; set beta = 0.0",

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairbed.testbed.experiment.data import GROUP, data_config
+from fairbed.testbed.experiment.data import GROUP, DataConfig, TextConfig, data_config
 from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.wire import plugins
@@ -64,3 +64,19 @@ def test_a_registered_function_is_listed_but_not_called(monkeypatch: pytest.Monk
     assert "`fairbed data verify mine`" in listed.description
     found = verify(data_config("mine"), {})
     assert (found.n, len(calls)) == (40, 2)
+
+
+def test_verify_counts_tokens_and_positions(tmp_path: Path) -> None:
+    (tmp_path / "ann.txt").write_text("abcabc")
+    (tmp_path / "tom.txt").write_text("ab")
+    status = verify(DataConfig(source=str(tmp_path), text=TextConfig(length=3)), {})
+    tokens, positions = status.tokens, status.positions
+    assert tokens is not None
+    assert positions is not None
+    assert (tokens.vocabulary, tokens.occurring, tokens.units) == (5, 3, "'a', 'b', 'c'")
+    assert (tokens.shortest, tokens.median, tokens.longest) == (1, 2, 3)
+    assert tokens.padding_ratio == pytest.approx(1 / 3)
+    assert tokens.unknown_ratio == 0.0
+    assert (positions.shape, positions.fewest, positions.most) == ((3,), 1, 3)
+    assert positions.labelled_ratio == pytest.approx(2 / 3)
+    assert status.classes == [("'b'", 3), ("'c'", 2), ("'a'", 1)]

@@ -119,6 +119,11 @@ def test_an_autoencoder_needs_no_labels(
         ({}, {"classes": 2}, "y must be classes 0 .. 1, as data.classes has, got 2; raise data.c"),
         ({"x": FLOATS}, {"vocabulary": 5}, "data.vocabulary must be set for integer x only, got "),
         ({"y": FLOATS}, {"classes": 5}, "data.classes must be set for numbered classes only, got"),
+        (
+            {"x": FLOATS},
+            {"target": "x", "task": "classification"},
+            "got the numbers of x (data.targ",
+        ),
         ({"x": np.array(["a", "b"] * 20)}, {}, "x must be texts, shape (n,), with [data.text], a"),
     ],
 )
