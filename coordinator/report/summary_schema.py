@@ -70,7 +70,7 @@ class Positions(Struct, frozen=True, kw_only=True):
     exact_match_mean: float | None
     """Share of the examples that are right at all positions, unweighted over devices."""
     exact_match_pooled: float | None
-    """The same share of the examples of all devices."""
+    """Share of the examples of all devices that are right at all positions."""
 
 
 class Errors(Struct, frozen=True, kw_only=True):

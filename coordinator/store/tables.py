@@ -625,7 +625,8 @@ class MetricRow:
     """Share of the examples that are right at all positions, unweighted over devices; None with one
     target per example, and for regression."""
     exact_match_pooled: float | None = None
-    """The same share of the examples of all devices."""
+    """Share of the examples of all devices that are right at all positions; None with one target
+    per example, and for regression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,9 +304,11 @@ def target_losses(output: torch.Tensor, y: torch.Tensor, spec: TaskSpec) -> torc
         spec: The task.
     """
     if spec.kind == "classification":
-        return functional.cross_entropy(
-            _classes_second(output, spec), y, reduction="none", ignore_index=-1
-        )
+        if spec.y_shape and spec.classes_axis != "first":  # moving axes is slower
+            flat = output.reshape(-1, spec.classes), y.reshape(-1)
+            losses = functional.cross_entropy(*flat, reduction="none", ignore_index=-1)
+            return losses.reshape(y.shape)
+        return functional.cross_entropy(output, y, reduction="none", ignore_index=-1)
     output = output.reshape(y.shape)
     if spec.kind == "regression":
         return 0.5 * (output - y).square()

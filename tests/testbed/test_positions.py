@@ -12,6 +12,7 @@ pytest.importorskip("onnx", reason="the model is exported as graphs")
 from fairbed.coordinator.report.summary import RunSummary, summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow
+from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment import shards
 from fairbed.testbed.experiment.datasets import function
@@ -85,7 +86,7 @@ def test_tokens_train_in_a_live_run_and_in_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(function, "own_dataset", as_dataset)
-    built, load_task = list[Artifact](), shards.load_task
+    built = list[Artifact]()
 
     def load_once(*args: Any, **options: Any) -> Artifact:
         if not built:
@@ -105,6 +106,7 @@ def test_tokens_train_in_a_live_run_and_in_a_replay(
         loss = sum((row.loss or 0.0) * (row.positions or 0) for row in devices)
         pooled = loss / sum(row.positions or 0 for row in devices)
         assert last.perplexity == pytest.approx(np.exp(pooled), rel=1e-6)
+        assert last.perplexity is not None
         assert last.perplexity < VOCABULARY
         assert last.exact_match_mean is not None
         assert summary.positions is not None

@@ -31,7 +31,7 @@ class Examples:
         """Return the rows of a device's examples in the data set, shape (n_k,)."""
         return self.train_rows[device]
 
-    def take(self, rows: Ints) -> tuple[Vector | Ints, Targets]:
+    def take(self, rows: Ints) -> tuple[NDArray[Any], Targets]:
         """Return x, shape (*rows.shape, features), and y, shape (*rows.shape, *y_shape).
 
         x is float32, or int64 for tokens.

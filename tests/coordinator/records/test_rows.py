@@ -428,7 +428,8 @@ def test_classes_at_positions_have_numbers_of_positions_and_of_whole_examples() 
     assert metric.accuracy_pooled == pytest.approx(11 / 18)
     assert metric.loss_mean == 1.25
     assert metric.perplexity == pytest.approx(np.exp(24.0 / 18.0))
-    assert (metric.exact_match_mean, metric.exact_match_pooled) == (0.25, pytest.approx(1 / 6))
+    assert metric.exact_match_mean == 0.25
+    assert metric.exact_match_pooled == pytest.approx(1 / 6)
     diverged = {"a": score(2, 8, 6, 1, float("inf"))}
     assert metric_rows(4, diverged, 9.0, 0.1)[1].perplexity is None  # type: ignore[union-attr]
     test_set = metric_rows(4, {}, 9.0, 0.1, test_set=scores["b"])[1]

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from benchmarks._merge_round import Device, SimulatedFleet, simulated_fleet
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
-from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report
+from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report, Stack
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.uploads import Uploads, fault_in_offer
@@ -192,10 +192,16 @@ async def test_positions_are_the_weight_up_to_those_of_the_shard(
         def add(self, report: Report) -> None:
             kept.append(report)
 
+        def add_all(self, stack: Stack) -> None:
+            raise AssertionError("one update comes at a time")
+
+        def finish(self) -> Merge:
+            raise AssertionError("no update is merged")
+
     offer = MESSAGES["offer"]
     assert isinstance(offer, Offer)
     offer = structs.replace(offer, n_k=60, positions=positions)
-    merge = RoundMerge(Keeping.__new__(Keeping), registry)
+    merge = RoundMerge(Keeping(), registry)
     await merge.add(Exchange("pi", 0.0, offer=offer), SENT)
     assert [report.n_k for report in kept] == [weight]
 

@@ -83,7 +83,7 @@ def as_older(folder: Path) -> None:
     """Make the store of a run look like one that an older Fairbed wrote."""
     with closing(sqlite3.connect(folder / DATABASE)) as connection:
         connection.execute("PRAGMA application_id = 0")
-        connection.execute("PRAGMA user_version = 11")
+        connection.execute("PRAGMA user_version = 12")
 
 
 @dataclass

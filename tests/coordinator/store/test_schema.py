@@ -173,7 +173,7 @@ def test_columns_are_stored_as_their_rows_would_be(connection: sqlite3.Connectio
 def test_columns_must_be_whole_and_of_one_length() -> None:
     table = table_of(DeviceMetricRow)
     cells: dict[str, Cells] = {"round": 1, "device": ["a", "b"], "n": 1, "accuracy": 0.5}
-    cells |= dict.fromkeys(("bytes_down", "auroc", "rmse", "mae", "r2"))
+    cells |= dict.fromkeys(("bytes_down", "auroc", "rmse", "mae", "r2", "positions", "exact_match"))
     with pytest.raises(KeyError, match="loss"):
         table.encode_all(Columns(DeviceMetricRow, 2, cells))
     with pytest.raises(ValueError, match="shorter"):
@@ -197,7 +197,7 @@ def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connecti
 
 def test_a_new_store_has_its_application_id_and_version(connection: sqlite3.Connection) -> None:
     assert connection.execute("PRAGMA application_id").fetchone()[0].to_bytes(4, "big") == b"FBED"
-    assert connection.execute("PRAGMA user_version").fetchone() == (11,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (12,)
     check_format("run.db", connection)
 
 
