@@ -3,10 +3,11 @@
     fairbed bench cold-start [--repeats 7] [--json]
 
 Four networks: the shipped CNN, and narrow forms of MobileNetV2, ResNet-18 and DenseNet-121 for 32 x
-32 pixels; the number of nodes counts, not their width. Three ways, one after the other in one process: with onnxruntime's own plan of the
-reuse of memory, which Fairbed leaves out; optimised each time; from the kept graph. Each opening
-includes the check of the graph; medians. Steps of 16 examples follow: their ratio to those of a
-session with that plan, and whether loss and gradient have the same bits in all three.
+32 pixels; the number of nodes counts, not their width. Three ways, one after the other in one
+process: with onnxruntime's own plan of the reuse of memory, which Fairbed leaves out; optimised
+each time; from the kept graph. Each opening includes the check of the graph; medians. Steps of 16
+examples follow: their ratio to those of a session with that plan, and whether loss and gradient
+have the same bits in all three.
 
 Needs torch and onnx. Linux and macOS.
 """

@@ -224,7 +224,10 @@ def summarise_run(
         exchanges,
     )
     exchange = _exchanges(exchanges)
-    notes = _evaluation_notes([row.name for row in devices], device_metrics, metrics, test_bytes)
+    batch_norm = info.plan.model.batch_norm
+    notes = _evaluation_notes(
+        [row.name for row in devices], device_metrics, metrics, test_bytes, batch_norm
+    )
     noise = noise_warning(
         {
             "": model["accuracy"].noise,
@@ -483,11 +486,23 @@ def _warnings(
     return [RunWarning(kind=kind, count=n, text=text) for kind, (n, text) in sorted(found.items())]
 
 
+BATCH_NORM = {
+    mode: f"each score is of the global model with the {values} that its device keeps; without "
+    "them the model is not defined"
+    for mode, values in (
+        ("silobn", "running statistics"),
+        ("fedbn", "batch normalisation, scale and shift included,"),
+    )
+}
+"""What the scores of a run are whose devices keep values of the model."""
+
+
 def _evaluation_notes(
     devices: Sequence[str],
     of_devices: Mapping[str, DeviceMetricRow],
     metrics: Sequence[MetricRow],
     test_bytes: int,
+    batch_norm: str = "merged",
 ) -> list[str]:
     """Return what the latest evaluation could not measure, and what it cannot check.
 
@@ -498,6 +513,7 @@ def _evaluation_notes(
         of_devices: Scores of devices in the latest evaluation.
         metrics: The latest evaluation, or none.
         test_bytes: Bytes that devices downloaded for their tests in the whole run.
+        batch_norm: `[model] batch_norm`.
     """
     if not metrics:
         return []
@@ -514,10 +530,13 @@ def _evaluation_notes(
     reported = sum(row.bytes_down is not None for row in rows)
     if reported:
         scores = "errors" if is_regression else "accuracies"
+        which = "devices with own data" if batch_norm not in BATCH_NORM else "devices"
         notes.append(
-            f"{reported} of {len(of_devices)} {scores} are reported by devices with own data; "
+            f"{reported} of {len(of_devices)} {scores} are reported by {which}; "
             f"their downloads for tests, {size(test_bytes)} so far, are not part of the traffic"
         )
+    if batch_norm in BATCH_NORM:
+        notes.append(f'model.batch_norm = "{batch_norm}": {BATCH_NORM[batch_norm]}')
     if latest.test_n is not None:
         place = "for all devices together" if latest.devices == 0 else "beside that of the devices"
         value = latest.test_rmse if is_regression else latest.test_accuracy

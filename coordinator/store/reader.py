@@ -97,6 +97,12 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
         return ", ".join(step for step in steps if step not in usual)
 
 
+class PlannedModel(Struct, frozen=True, kw_only=True):
+    """The part of `[model]` that is shown."""
+
+    batch_norm: str = "merged"
+
+
 class PlannedTraining(Struct, frozen=True, kw_only=True):
     """The part of `[training]` that is shown."""
 
@@ -149,6 +155,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
 
     rounds: int | None = None
     selection: PlannedSelection = PlannedSelection()
+    model: PlannedModel = PlannedModel()
     training: PlannedTraining = PlannedTraining()
     aggregation: PlannedAggregation = PlannedAggregation()
     privacy: PlannedPrivacy = PlannedPrivacy()
