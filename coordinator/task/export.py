@@ -30,6 +30,7 @@ from fairbed.coordinator.task.lowering import (
     Output,
     dtype_of,
     shape_of,
+    unsupported,
 )
 from fairbed.coordinator.task.modules import (
     SELFCHECK_BATCH,
@@ -45,11 +46,14 @@ from fairbed.coordinator.task.recording import Recorder
 from fairbed.coordinator.task.selfcheck import (
     ExportFigures,
     TorchReference,
+    check_equal_steps,
     stable_check,
-    unused_parameters,
     verify,
 )
 from fairbed.wire.artifact import Artifact, ClassesAxis, TaskKind, TaskSpec, XRange
+
+MAX_NODES = 50_000
+"""Operations of a recorded model: a larger graph takes minutes to write and to open."""
 
 
 def export_task(
@@ -116,7 +120,8 @@ def export_task(
     # Early, while the nodes still contain the name of their layer.
     _lowered(recorder, recorder.training_loss(), spec, ("x", "y", "w"))
     reference = TorchReference(model, spec.layout, spec.kind, classes_axis=spec.classes_axis)
-    unused = unused_parameters(spec, reference)
+    check_equal_steps(spec, reference, is_seeded=True)
+    unused = reference.unused()
     params = (tensor.name for tensor in spec.layout.tensors if tensor.role == "param")
     program = recorder.training([name for name in params if name not in unused])
     reference.draws = draws = list(find_draws(program).values())
@@ -125,10 +130,11 @@ def export_task(
     evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec)
     exported_s = time.perf_counter()
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate, remarks=unused_remark(unused))
-    check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
-    spec = msgspec.structs.replace(spec, selfcheck=check)
-    artifact = msgspec.structs.replace(artifact, spec=spec)
-    errors = verify(artifact, reference)
+    with torch.random.fork_rng(devices=[]):
+        check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
+        spec = msgspec.structs.replace(spec, selfcheck=check)
+        artifact = msgspec.structs.replace(artifact, spec=spec)
+        errors = verify(artifact, reference)
     if report is not None:
         checked_s = time.perf_counter()
         figures = ExportFigures(
@@ -197,9 +203,16 @@ def _lowered(
 
     So are its random masks, in training.
     """
+    count = sum(node.op == "call_function" for node in program.graph.nodes)
+    if count > MAX_NODES:
+        raise Unsupported(
+            f"{spec.name}: a recording of the model must have at most {MAX_NODES:,} operations, "
+            f"got {count:,}; use fewer layers or shorter sequences"
+        )
     draws = find_draws(program) if "w" in names else {}
     masks = {node: f"m.{i}" for i, node in enumerate(draws)}
-    lowering = Lowering(GraphBuilder(), {**OPERATIONS, **mask_rules(masks, draws)})
+    rules = {**OPERATIONS, **mask_rules(masks, draws), _ITEM: _item}
+    lowering = Lowering(GraphBuilder(), rules)
     state = {tensor.name: f"{tensor.role[0]}.{tensor.name}" for tensor in spec.layout.tensors}
     examples = iter(names)
     nodes = (node for node in program.graph.nodes if node.op == "placeholder")
@@ -220,6 +233,15 @@ def _lowered(
             lowering.visit(node)
     lowering.check()
     return lowering
+
+
+_ITEM = "aten._local_scalar_dense.default"
+
+
+def _item(lowering: Lowering, node: fx.Node) -> str:
+    raise unsupported(
+        node, "must not occur, got a number of Python, as of .item() or float(tensor)"
+    )
 
 
 def _constant(program: ExportedProgram, target: str | None) -> NDArray[Any]:

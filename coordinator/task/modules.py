@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from fairbed.coordinator.task.errors import Unsupported
-from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck
+from fairbed.coordinator.task.selfcheck import TorchReference, check_equal_steps, record_selfcheck
 from fairbed.wire.artifact import (
     Artifact,
     BatchNorm,
@@ -35,7 +35,7 @@ from fairbed.wire.float_types import cast_floats
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import is_frozen, normalisation_layers, source_hash
 from fairbed.wire.plugins import PluginError, users_code
-from fairbed.wire.selfcheck import LOSS_TOLERANCE, Examples, selfcheck_inputs
+from fairbed.wire.selfcheck import Examples, selfcheck_inputs
 from fairbed.wire.tensors import Layout, Tensor, batch_text
 
 SELFCHECK_SEED = 20
@@ -47,9 +47,6 @@ MODULE_BATCH = 2
 TRIED = (SELFCHECK_BATCH, True), (3, True), (1, False)
 """Batches of the first forward passes, and whether in training mode; a last mini-batch may have one
 example."""
-
-REPEATED = 3
-"""Steps with equal inputs that must have the same loss."""
 
 MAX_START = 1e6
 """Limit of `wire.tensors.Tensor.init_bound`."""
@@ -714,15 +711,7 @@ def _referenced(
             classes_axis=spec.classes_axis,
         )
         check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
-        inputs = selfcheck_inputs(spec, SELFCHECK_SEED, SELFCHECK_BATCH)
-        for _ in range(REPEATED):
-            loss = reference.step(*inputs).loss
-            if abs(loss - check.loss) > LOSS_TOLERANCE * check.loss:
-                raise Unsupported(
-                    f"{spec.name}: two equal steps must have the same loss, got {check.loss:g} and "
-                    f"{loss:g}; draw random numbers with torch, in training mode alone, and keep "
-                    "what changes from step to step in buffers"
-                )
+        check_equal_steps(spec, reference, is_seeded=False)
     return reference, check
 
 

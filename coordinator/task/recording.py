@@ -264,8 +264,14 @@ class Recorder:
                     f"{self._spec.name}: the model must accept batches of any size, got a size "
                     "that it makes an integer, as len(x) does; use x.shape[0]"
                 ) from exc
-            reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
             place = place_of(exc)
+            if "data-dependent" in str(exc):
+                raise Unsupported(
+                    f"{self._spec.name}: forward() must compute the same operations for all "
+                    "values, got a branch, a loop or a size that depends on values"
+                    f"{place and f' ({place})'}; use torch.where and masks"
+                ) from exc
+            reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
             reason += f" ({place})" if place else ""
             raise Unsupported(
                 f"{self._spec.name}: torch must be able to record the model, got: {reason}; "

@@ -29,6 +29,7 @@ from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec, draw_
 from fairbed.wire.evaluation import Evaluation, Targets, mean_weights, positions_of
 from fairbed.wire.float_types import compute_in_one_type
 from fairbed.wire.selfcheck import (
+    LOSS_TOLERANCE,
     Examples,
     GradientFunction,
     SelfCheckFailed,
@@ -62,6 +63,9 @@ in onnxruntime; so float64 judges the graphs."""
 STABLE = 0.1
 """Share of a device's tolerances within which the stored results must be met here: a batch without
 near-ties is chosen, because other processors round otherwise."""
+
+EQUAL_STEPS = 4
+"""Steps with equal inputs that must have the same loss."""
 
 CHOICES = 25
 """Batches of which one must be stable."""
@@ -150,7 +154,7 @@ class TorchReference:
         self._model.zero_grad()
         drawn = Drawn(self.draws, masks) if self.draws else nullcontext()
         # As the graphs, or one epsilon of normalisations differs.
-        with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), drawn, Rewriting():
+        with sdpa_kernel(SDPBackend.MATH), drawn, Rewriting():
             loss = self._losses(self._model(self._x(x)), y).sum() / int(positions_of(y).sum())
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Step(loss.item(), self._flat("param"), self._flat("buffer"))
@@ -284,10 +288,29 @@ class GraphRunner:
         }
 
 
-def unused_parameters(spec: TaskSpec, reference: TorchReference) -> list[str]:
-    """Return the parameters of a module on which its loss does not depend."""
-    reference.step(*selfcheck_inputs(spec, spec.selfcheck.seed, spec.selfcheck.batch))
-    return reference.unused()
+def check_equal_steps(spec: TaskSpec, reference: TorchReference, *, is_seeded: bool) -> None:
+    """Check that equal steps of a module have the same loss.
+
+    Args:
+        spec: The task, with the inputs of its self-check.
+        reference: The module.
+        is_seeded: Each step gets the same random numbers of torch.
+
+    Raises:
+        Unsupported: They have not.
+    """
+    inputs = selfcheck_inputs(spec, spec.selfcheck.seed, spec.selfcheck.batch)
+    losses = list[float]()
+    for _ in range(EQUAL_STEPS):
+        with torch.random.fork_rng(devices=[], enabled=is_seeded):
+            losses.append(reference.step(*inputs).loss)
+    for loss in losses:
+        if abs(loss - losses[0]) > LOSS_TOLERANCE * abs(losses[0]):
+            raise Unsupported(
+                f"{spec.name}: two equal steps must have the same loss, got {losses[0]:g} and "
+                f"{loss:g}; draw random numbers with torch, in training mode alone, and keep "
+                "what changes from step to step in buffers"
+            )
 
 
 def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch: int) -> SelfCheck:

@@ -541,6 +541,76 @@ def test_a_module_that_cannot_be_trained_has_one_true_line(folder: Path, kind: s
     assert "internal error" not in str(caught.value)
 
 
+UNEQUAL = "two equal steps must have the same loss, got"
+NOT_RECORDED = {
+    "a branch": (
+        net(forward="return self.a(x) if x.sum() > 0 else self.a(-x)"),
+        "got a branch, a loop or a size that depends on values (part.py, line 11); use torch.where",
+    ),
+    "a loop": (
+        net(forward="for _ in range(int(x.sum())): x = x * 2\nreturn self.a(x)"),
+        "got a branch, a loop or a size that depends on values (part.py, line 11); use torch.where",
+    ),
+    "a number": (
+        net(forward="return self.a(x * x.max().item())"),
+        "model: aten._local_scalar_dense.default must not occur, got a number of Python",
+    ),
+    "rows by value": (
+        net(forward="return self.a(x) + x[x > 0].sum()"),
+        "model: aten.index.Tensor must have integers as indices, got booleans; use other layers",
+    ),
+    "x in place": (
+        net(forward="x.mul_(2)\nreturn self.a(x)"),
+        "x: an evaluation must change nothing, got an input that it changes; let forward() leave",
+    ),
+    "a part of x in place": (
+        net(forward="x[:, 0] = 0\nreturn self.a(x)"),
+        "x: an evaluation must change nothing, got an input that it changes; let forward() leave",
+    ),
+    "numpy's random numbers": (
+        net(forward="return self.a(x) * float(numpy.random.rand())"),
+        UNEQUAL,
+    ),
+    "Python's random numbers": (net(forward="return self.a(x) * random.random()"), UNEQUAL),
+    "a count of its calls": (net("self.k = 0", "self.k += 1\nreturn self.a(x) * self.k"), UNEQUAL),
+    "random numbers in evaluation": (
+        net(forward="return self.a(x + torch.randn_like(x))"),
+        "model: aten.randn_like.default must have a rule, got none",
+    ),
+    "a mask in evaluation": (
+        net(forward="return self.a(x * (torch.rand_like(x) < 0.5))"),
+        "model: aten.rand_like.default must be a random mask of training with a row per example",
+    ),
+    "numpy": (
+        net(forward="return self.a(torch.from_numpy(x.numpy() * 2))"),
+        "torch must be able to record the model, got: .numpy() is not supported",
+    ),
+    "the size of a batch": (
+        net(forward="return self.a(x) + torch.arange(len(x))[:, None]"),
+        "the model must accept batches of any size, got a size that it makes an integer",
+    ),
+    "too many operations": (
+        net(forward="for _ in range(40): x = torch.sin(x)\nreturn self.a(x)"),
+        "a recording of the model must have at most 40 operations, got ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", some_in_fast(NOT_RECORDED, "a branch", "too many operations"))
+def test_a_module_that_no_graph_expresses_has_one_true_line(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, reason = NOT_RECORDED[kind]
+    if kind == "too many operations":
+        monkeypatch.setattr("fairbed.coordinator.task.export.MAX_NODES", 40)
+    write(folder, text)
+    with pytest.raises(TaskError) as caught:
+        build_task("part:M", (8,), 3, engine="onnx")
+    assert reason in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert str(caught.value).endswith('or model.engine = "auto" with torch on the devices')
+
+
 CONSTANT = BUFFER.format("torch.linspace(1, 2, 8)")
 TRAINED = {
     "int buffer": (net(BUFFER.format("torch.arange(8)"), ON_BUFFER), "onnx"),

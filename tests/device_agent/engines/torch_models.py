@@ -26,8 +26,14 @@ def flat(x_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(x_shape), classes))
 
 
+def dropping(x_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a model with dropout."""
+    size = math.prod(x_shape)
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.Dropout(0.4), nn.Linear(8, classes))
+
+
 class Recurrent(nn.Module):
-    """A recurrent network with dropout, which no graph expresses."""
+    """A recurrent network with dropout, which no graph expresses: it takes the size of a batch."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()

@@ -52,20 +52,27 @@ def test_torch_trains_personal_models_and_local_rules_as_the_graphs_do() -> None
     assert others.quality == scores.quality
 
 
-def test_no_bit_of_dropout_depends_on_threads() -> None:
-    artifact = load_task(f"{MODELS}:recurrent", (1, 8, 8), 10)
+@pytest.mark.parametrize(("model", "engine"), [("recurrent", "torch"), ("dropping", "onnx")])
+def test_no_bit_of_dropout_depends_on_threads_or_the_engine_that_was_opened(
+    model: str, engine: str
+) -> None:
+    artifact = load_task(f"{MODELS}:{model}", (1, 8, 8), 10)
+    assert artifact.engine == engine
     shards, jobs = Shards(fleet_data(RECIPES["cnn-1x8x8-10"]), (1, 8, 8)), jobs_of(len(SIZES))
     start = start_of(artifact)
     one, many = (DeviceTrainer(artifact, shards, threads) for threads in (1, 4))
     alone = kept(one.train(start, jobs, PLAIN), len(jobs))
     together = kept(many.train(start, jobs, PLAIN), len(jobs))
     many.close()
-    for a, b in zip(alone, together, strict=True):
+    live = on_devices(artifact, shards, start, jobs, PLAIN)
+    for a, b, c in zip(alone, together, live, strict=True):
         np.testing.assert_array_equal(a.vector, b.vector)
+        np.testing.assert_array_equal(a.vector, c.vector)
 
 
-def test_a_model_with_dropout_is_trained_by_the_engine_of_the_devices() -> None:
-    artifact = load_task(f"{MODELS}:recurrent", (1, 8, 8), 10)
+@pytest.mark.parametrize("model", ["recurrent", "dropping"])
+def test_a_model_with_dropout_is_trained_by_the_engine_of_the_devices(model: str) -> None:
+    artifact = load_task(f"{MODELS}:{model}", (1, 8, 8), 10)
     data = fleet_data(RECIPES["cnn-1x8x8-10"])
     assert type(make_trainer(artifact, data)) is DeviceTrainer
     with pytest.raises(ExperimentError, match="without buffers and dropout"):
