@@ -2,8 +2,8 @@
 
     python -m fairbed.device_agent.peak_memory N        reads a `Request`, writes `Peaks`
 
-A fresh process does the work of a round with mini-batches of N examples, as memory that an earlier
-step has freed is used again.
+A fresh process does the work of a round on parts of N examples, as memory that an earlier step has
+freed is used again.
 """
 
 import resource
@@ -24,8 +24,9 @@ from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
 
-STEPS = 2
-"""The first step allocates; the second one has the memory of all later ones."""
+PARTS = 2
+"""Parts of the measured mini-batch: the first one allocates, the second one has the memory of all
+later ones, with the sum of the gradients."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,16 +84,17 @@ def work(request: Request, n: int) -> Peaks:
     spec = artifact.spec
     received = vector_to_bytes(initial_vector(spec, 0))
     _, x, y = selfcheck_inputs(spec, 0, 1)
-    x, y = np.repeat(x, n, axis=0), np.repeat(y, n, axis=0)
+    same = np.zeros(PARTS * n, dtype=np.int64)
+    x, y = x[same], y[same]
     engine = open_own_engine(artifact)
     trim_heap()
     hyperparameters = msgspec.structs.replace(
         request.hyperparameters,
-        epochs=STEPS,
-        batch_size=n,
+        epochs=1,
+        batch_size=PARTS * n,
         learning_rate=1e-6,
         max_steps=None,
-        micro_batch=None,
+        micro_batch=n,
     )
     start = vector_from_bytes(received, spec.layout.n_values)
     trained = trainer.train(engine, start, x, y, hyperparameters, 0, _NoMeter(), lambda: False)

@@ -320,7 +320,7 @@ class Fleet:
     def _own_part(self, device: Device) -> int | None:
         """Return the part of a mini-batch that follows from a device's memory; else None."""
         fitting, known = self.registry.fitting, device.capabilities
-        if fitting is None or known is None or fitting.training.micro_batch != "auto":
+        if fitting is None or known is None or not fitting.chooses:
             return None
         return fitting.micro_batch(known.memory_bytes, device.n_registered)
 

@@ -28,7 +28,6 @@ from fairbed.coordinator.policy.live_settings import (
     key_of,
     with_changes,
 )
-from fairbed.coordinator.policy.memory import Fitting
 from fairbed.coordinator.ports import HostServices
 from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
 from fairbed.coordinator.rounds.assignments import Assignments
@@ -43,6 +42,7 @@ from fairbed.coordinator.server.lease import CoordinatorLease
 from fairbed.coordinator.server.operator_commands import OperatorCommands
 from fairbed.coordinator.server.router import Router, Routes
 from fairbed.coordinator.state.alerts import AlertChange
+from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.state.registry import (
     CLUSTER_SILENT_S,
     SILENT_S,

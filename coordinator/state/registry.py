@@ -14,7 +14,7 @@ from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.explanation import Reason
-from fairbed.coordinator.policy.memory import Fitting
+from fairbed.coordinator.state.memory import Fitting
 from fairbed.wire.messages import Capabilities, Context, Hello, Hyperparameters
 from fairbed.wire.scale import Scale
 

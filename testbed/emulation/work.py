@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
-from fairbed.coordinator.policy.memory import TaskMemory
+from fairbed.coordinator.state.memory import TaskMemory
 from fairbed.testbed.emulation.step_speed import StepWork
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]

@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from fairbed.coordinator.policy.memory import TaskMemory
+from fairbed.coordinator.state.memory import TaskMemory
 from fairbed.device_agent.peak_memory import Peaks, Request
 from fairbed.testbed.emulation.step_speed import StepWork
 from fairbed.testbed.errors import BackendError

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.coordinator.policy.memory import Fitting, TaskMemory
+from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.profiles import Profile
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
@@ -77,12 +77,14 @@ def fitting_of(experiment: Experiment, spec: TaskSpec, memory: TaskMemory | None
     """Return what fits training into the memory of devices; None if it needs little."""
     if memory is None:
         return None
-    return Fitting(experiment.training, memory, example_bytes(spec))
-
-
-def example_bytes(spec: TaskSpec) -> int:
-    """Return the size of an example in the memory of a device."""
-    return VALUE_BYTES * math.prod(spec.x_shape) + LABEL_BYTES
+    training = experiment.training
+    return Fitting(
+        memory,
+        data_bytes=VALUE_BYTES * math.prod(spec.x_shape) + LABEL_BYTES,
+        batch_size=training.batch_size,
+        largest_part=training.part_size,
+        chooses=training.micro_batch == "auto",
+    )
 
 
 def part_sizes(

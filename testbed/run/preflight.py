@@ -302,11 +302,13 @@ def settings_findings(
             yield PreflightFinding("mini-batch", problem, "warning")
     training = experiment.training
     if trains and training.has_parts and training.micro_batch_statistics:
+        size = training.micro_batch
+        parts = "that fit into each device" if size == "auto" else f"of {size} examples"
         yield PreflightFinding(
             "micro-batch",
             "training.micro_batch_statistics: statistics of batch normalisation are those of parts "
-            f"of {training.micro_batch} examples, not of the mini-batches of "
-            f"{training.batch_size}, so results differ from those without training.micro_batch",
+            f"{parts}, not of the mini-batches of {training.batch_size}, so results differ from "
+            "those without training.micro_batch",
             "warning",
         )
     config = experiment.coordinator()

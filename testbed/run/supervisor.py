@@ -27,12 +27,12 @@ import numpy as np
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.policy.memory import Fitting
 from fairbed.coordinator.ports import Audit, DeviceControl, HostServices, no_task_key
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.alerts import AlertChange
+from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.backends.base import Backend

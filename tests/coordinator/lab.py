@@ -23,10 +23,10 @@ from fairbed.coordinator.policy.config import (
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.policy.memory import Fitting
 from fairbed.coordinator.ports import DeviceControl, HostServices, Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
+from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import NewRun, RunReader, Store
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.agent import Agent

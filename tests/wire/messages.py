@@ -140,6 +140,7 @@ FULL_SGD = Hyperparameters(
     proximal=0.01,
     clip_norm=5.0,
     max_steps=100,
+    micro_batch=4,
 )
 
 MESSAGES: Mapping[str, AnyMessage] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig, TrainingConfig
-from fairbed.coordinator.policy.memory import Fitting, TaskMemory
+from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.sensors import real_host
 from tests.coordinator.lab import lab, make_config
@@ -51,7 +51,7 @@ async def test_devices_compute_the_parts_that_fit_and_one_that_is_too_small_is_r
         round=RoundConfig(min_devices=2, deadline_s=30.0, join_timeout_s=30.0),
     )
     async with lab(tmp_path, agents=0) as place:
-        place.fitting = Fitting(training, memory, data_bytes=8)
+        place.fitting = Fitting(memory, 8, batch_size=20, largest_part=20, chooses=True)
         for name, mib in (("pi-0", 128), ("pi-1", 512), ("pi-2", 4096)):
             sensors = SmallMemory(mib * MIB)
             place.start_agent(name, host=replace(real_host(), sensors=sensors))  # type: ignore[arg-type]

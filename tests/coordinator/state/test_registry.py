@@ -8,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.selection.explanation import Reason
-from fairbed.coordinator.policy.config import TrainingConfig
-from fairbed.coordinator.policy.memory import Fitting, TaskMemory
+from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.coordinator.state.registry import (
     Device,
     Registry,
@@ -41,8 +40,7 @@ def test_a_device_into_which_training_does_not_fit_is_not_available() -> None:
     small = structs.replace(fits, memory_bytes=fits.memory_bytes // 4)
     registry["pi-2"].capabilities = small
     memory = TaskMemory(fixed_bytes=200.0 * 2**20, example_bytes=56.0 * 2**20)
-    training = TrainingConfig(batch_size=16, micro_batch="auto")
-    registry.fitting = Fitting(training, memory, data_bytes=1000)
+    registry.fitting = Fitting(memory, 1000, batch_size=16, largest_part=16, chooses=True)
     assert registry.available(now).tolist() == [True, False]
     assert registry.absences(registry.available(now), now) == {1: Reason.UNFIT}
     assert registry.memory_problem(registry["pi-1"]) == ""

@@ -72,6 +72,18 @@ def test_the_parts_of_a_mini_batch_add_up_to_it(cnn: Artifact, size: int) -> Non
     np.testing.assert_array_equal(again[1], found)
 
 
+def test_the_order_of_a_large_graph_changes_no_bit(
+    cnn: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = OnnxEngine(cnn)
+    monkeypatch.setattr("fairbed.device_agent.engines.onnx.LARGE_GRAPH_BYTES", 0)
+    ordered = OnnxEngine(cnn)
+    vector, (x, y) = initial_vector(cnn.spec, 1), examples(20, 1, 8, 8)
+    (loss, gradient), (other, found) = (e.gradient(vector, x, y) for e in (usual, ordered))
+    assert loss == other
+    np.testing.assert_array_equal(gradient, found)
+
+
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_a_mini_batch_of_any_size_is_the_mean_of_its_examples(cnn: Artifact, n: int) -> None:
     engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)

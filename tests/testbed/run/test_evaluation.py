@@ -43,7 +43,11 @@ class Softmax:
         pass
 
     def gradient(
-        self, vector: NDArray[np.float32], x: Examples, y: Targets
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
     ) -> tuple[float, NDArray[np.float32]]:
         raise AssertionError("evaluation needs no gradient")
 

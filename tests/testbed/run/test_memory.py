@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fairbed import profiles
-from fairbed.coordinator.policy.memory import TaskMemory
+from fairbed.coordinator.state.memory import TaskMemory
 from fairbed.coordinator.task.catalogue import load_task, read_shipped
+from fairbed.device_agent.peak_memory import Request
 from fairbed.testbed.emulation.step_speed import StepWork
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.host import memory as host_memory
@@ -36,7 +37,8 @@ def fleet(*names: str) -> list[tuple[str, Any]]:
 
 def sizes(found: Experiment, *names: str) -> list[int]:
     fitting = fitting_of(found, CNN.spec, NET)
-    return part_sizes(found, fitting, fleet(*names), np.full(len(names), 50)).tolist()
+    parts = part_sizes(found, fitting, fleet(*names), np.full(len(names), 50))
+    return [int(size) for size in parts]
 
 
 def test_a_device_that_is_too_small_is_named_before_the_run() -> None:
@@ -97,7 +99,7 @@ def test_a_model_without_batch_statistics_may_have_parts() -> None:
 def test_a_model_with_batch_statistics_needs_the_permission() -> None:
     pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
     for engine in ("onnx", "torch"):
-        task = load_task(f"{MODELS}:smooth", (6,), 3, engine=engine)  # type: ignore[arg-type]
+        task = load_task(f"{MODELS}:smooth", (6,), 3, engine=engine)
         assert examples_interact(task)
     with pytest.raises(
         ExperimentError,
@@ -116,6 +118,6 @@ def test_the_memory_of_a_size_between_is_predicted_within_20_percent() -> None:
     encoded = encode_artifact(task)
     h = Hyperparameters(epochs=1, batch_size=600, learning_rate=0.1, momentum=0.5)
     found = host_memory.measured_memory(encoded, h, StepWork(moved_bytes=1.0))
-    between = host_memory.peaks(host_memory.Request(artifact=encoded, hyperparameters=h), 450)
+    between = host_memory.peaks(Request(artifact=encoded, hyperparameters=h), 450)
     assert between.train > 1.2 * between.check
     assert found.peak_bytes(450) == pytest.approx(between.train, rel=0.2)

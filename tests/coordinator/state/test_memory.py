@@ -4,21 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.coordinator.policy.config import TrainingConfig
-from fairbed.coordinator.policy.memory import SHARE, Fitting, TaskMemory
+from fairbed.coordinator.state.memory import SHARE, Fitting, TaskMemory
 
 MIB = 1 << 20
 NET = TaskMemory.between((4, 477.0 * MIB), (8, 702.0 * MIB), least=438.0 * MIB)
 
 
 def fitting(
-    batch_size: int = 16, micro_batch: object = None, example_bytes: int = 600_000
+    batch_size: int = 16, micro_batch: int | str | None = None, example_bytes: int = 600_000
 ) -> Fitting:
-    training = TrainingConfig(
-        batch_size=batch_size,
-        micro_batch=micro_batch,  # type: ignore[arg-type]  # one of its types
-    )
-    return Fitting(training, NET, example_bytes)
+    part = micro_batch if isinstance(micro_batch, int) else batch_size
+    return Fitting(NET, example_bytes, batch_size, part, chooses=micro_batch == "auto")
 
 
 def test_the_line_goes_through_both_steps_and_not_below_the_self_check() -> None:
@@ -53,7 +49,7 @@ def test_the_chosen_part_fits_and_a_larger_one_does_not(batch: int, mib: int, n_
     [(None, 2048, None), (None, 1024, None), ("auto", 1024, 8), ("auto", 4096, None), (4, 1024, 4)],
 )
 def test_a_device_receives_the_parts_that_fit(
-    micro_batch: object, mib: int, sent: int | None
+    micro_batch: int | str | None, mib: int, sent: int | None
 ) -> None:
     assert fitting(16, micro_batch).micro_batch(mib * MIB, 40) == sent
 

@@ -10,8 +10,6 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from fairbed.coordinator.policy.config import TrainingConfig
-
 Bytes = Annotated[float, Meta(ge=0.0, le=1e15)]
 
 SHARE = 0.75
@@ -66,10 +64,15 @@ class TaskMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Fitting:
     """Fits the mini-batches of a run into the memory of its devices."""
 
-    training: TrainingConfig
     memory: TaskMemory
     data_bytes: int
     """Size of one example in the memory of a device."""
+    batch_size: int
+    """Examples of a mini-batch."""
+    largest_part: int
+    """Examples that are computed at once, or at most."""
+    chooses: bool
+    """A device computes as many as fit into its memory."""
 
     def part_size(self, memory_bytes: int, n_k: int) -> int:
         """Return the examples that a device computes at once; 0 if they do not fit.
@@ -79,13 +82,13 @@ class Fitting:
             n_k: Its training examples.
         """
         most = self.memory.most_examples(memory_bytes, n_k * self.data_bytes)
-        size = self.training.part_size
-        return min(size, most) if self.training.micro_batch == "auto" or most >= size else 0
+        size = self.largest_part
+        return min(size, most) if self.chooses or most >= size else 0
 
     def micro_batch(self, memory_bytes: int, n_k: int) -> int | None:
         """Return what `Hyperparameters.micro_batch` is for a device; None is a whole mini-batch."""
         size = self.part_size(memory_bytes, n_k)
-        return size if 0 < size < self.training.batch_size else None
+        return size if 0 < size < self.batch_size else None
 
     def problem(self, memory_bytes: int, n_k: int) -> str:
         """Return why training does not fit into a device, and what to do; empty if it fits."""
@@ -93,7 +96,7 @@ class Fitting:
             return ""
         data_bytes = n_k * self.data_bytes
         most = self.memory.most_examples(memory_bytes, data_bytes)
-        size = 1 if self.training.micro_batch == "auto" else self.training.part_size
+        size = 1 if self.chooses else self.largest_part
         peak = self.memory.peak_bytes(size, data_bytes)
         remedy = f"set training.micro_batch to at most {most}" if most else "leave it out"
         return (
