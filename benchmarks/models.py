@@ -9,7 +9,7 @@ processor time of a step with onnxruntime over that with torch eager, on one thr
 process: median over windows, and first and third quartile in brackets, which are the noise of the
 machine. `peak` is the memory of three steps above that of a process that has imported onnxruntime
 and read the task. `--small` adds the networks of the tests, in sizes where the cost of a call
-dominates. `--write` replaces the tables of the page.
+dominates. `--write` replaces the tables of the page, after each network.
 """
 
 import argparse
@@ -91,14 +91,12 @@ def main(arguments: list[str]) -> int:
     chosen = _chosen(options.networks, is_small=options.small)
     if not chosen:
         parser.error(f"--networks: must begin a name of a network, got {options.networks!r}")
-    rows = [
-        measured(name, network, is_small, options.batch, options.seconds)
-        for name, network, is_small in tracked(chosen, "networks", "models")
-    ]
-    text = _page(rows, options.batch)
-    if options.write is not None:
-        write(options.write, text)
-    print(msgspec.json.encode(rows).decode() if options.json else text)
+    rows = list[Row]()
+    for name, network, is_small in tracked(chosen, "networks", "models"):
+        rows.append(measured(name, network, is_small, options.batch, options.seconds))
+        if options.write is not None:  # an interrupted benchmark leaves what it has measured
+            write(options.write, _page(rows, options.batch))
+    print(msgspec.json.encode(rows).decode() if options.json else _page(rows, options.batch))
     return 0
 
 

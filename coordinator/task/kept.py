@@ -66,6 +66,9 @@ _READERS = frozenset(("from_file", "hub", "load", "load_state_dict_from_url"))
 _PACKAGES = ("torch", "onnx", "onnxruntime", "numpy")
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, slice, range, type(...))
+_BY_VALUE = (tuple, frozenset, types.CodeType)
+"""Of which equal ones may be one object or several, as Python compiles or loads them."""
+
 _SETTINGS = (torch.dtype, torch.device, torch.memory_format, torch.layout, types.GenericAlias)
 
 _SKIPPED = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"))
@@ -131,7 +134,8 @@ class _Reader:
         if id(value) in self._seen:
             self._write("again", str(self._seen[id(value)][0]).encode())
             return
-        self._seen[id(value)] = (len(self._seen), value)  # alive, so no other gets its id
+        if type(value) not in _BY_VALUE:
+            self._seen[id(value)] = (len(self._seen), value)  # alive, so no other gets its id
         self._write(f"{type(value).__module__}.{type(value).__qualname__}")
         self._add(value)
 
@@ -210,7 +214,7 @@ class _Reader:
         if _is_steady(kind.__module__):
             return
         _refuse_library(kind.__module__, kind.__qualname__)
-        for base in kind.__mro__[1:]:
+        for base in (type(kind), *kind.__mro__[1:]):
             self.add(base)
         for name, value in sorted(vars(kind).items()):
             if name not in _SKIPPED and not (is_made and name == "__init__"):
