@@ -15,8 +15,6 @@ from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment import shards
-from fairbed.testbed.experiment.datasets import function
-from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.wire.artifact import Artifact
 from tests.coordinator.task.test_positions import LENGTH, VOCABULARY
 
@@ -52,19 +50,6 @@ def sentences() -> dict[str, Any]:
     return {"x": np.where(is_padding, 0, x), "y": np.where(is_padding, -1, (x + 1) % VOCABULARY)}
 
 
-def as_dataset(where: str, arrays: dict[str, Any], *, name: str, fix: str) -> Dataset:
-    return Dataset(
-        name=name,
-        x=arrays["x"],
-        y=arrays["y"],
-        classes=VOCABULARY,
-        x_classes=VOCABULARY,
-        description="sentences",
-        source=where,
-        origin="generated",
-    )
-
-
 def result_of(
     path: Path, command: str, *settings: str
 ) -> tuple[RunSummary, MetricRow, list[DeviceMetricRow], list[Any]]:
@@ -85,7 +70,6 @@ def result_of(
 def test_tokens_train_in_a_live_run_and_in_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(function, "own_dataset", as_dataset)
     built = list[Artifact]()
 
     def load_once(*args: Any, **options: Any) -> Artifact:
@@ -93,7 +77,7 @@ def test_tokens_train_in_a_live_run_and_in_a_replay(
             built.append(load_task(*args, **options))
         return built[0]
 
-    monkeypatch.setattr(shards, "load_task", load_once)
+    monkeypatch.setattr(f"{shards.__name__}.load_task", load_once)
     path = tmp_path / "tokens.toml"
     path.write_text(EXPERIMENT, encoding="utf-8")
     live, replayed = (
@@ -105,8 +89,8 @@ def test_tokens_train_in_a_live_run_and_in_a_replay(
         assert all(row.positions is not None and row.positions > row.n for row in devices)
         loss = sum((row.loss or 0.0) * (row.positions or 0) for row in devices)
         pooled = loss / sum(row.positions or 0 for row in devices)
-        assert last.perplexity == pytest.approx(np.exp(pooled), rel=1e-6)
         assert last.perplexity is not None
+        assert last.perplexity == pytest.approx(np.exp(pooled), rel=1e-6)
         assert last.perplexity < VOCABULARY
         assert last.exact_match_mean is not None
         assert summary.positions is not None
