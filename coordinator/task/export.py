@@ -83,13 +83,15 @@ def export_task(
         x_classes: Vocabulary size for integer x.
         kind: What the model predicts. With two classes its output decides: one logit, or two.
         x_range: From which the checks draw x; None for normal numbers.
-        fixed: Names of the tensors that are constants of the graphs.
+        fixed: Names of the tensors that are constants of the graphs, besides frozen parameters.
         twin: As for `make_layout`.
 
     Raises:
         Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
         WrongArtifact: The graphs do not compute what torch computes.
     """
+    frozen = (label for label, value in model.named_parameters() if not value.requires_grad)
+    fixed = {*fixed, *frozen}
     spec = TaskSpec(
         name=name,
         model=model_name,
