@@ -91,7 +91,7 @@ def export_task(
             each, (B, *y_shape, classes) or (B, classes, *y_shape), or numbers (B, *y_shape).
         classes_axis: Where the classes are, if both shapes fit the output.
         x_range: From which the checks draw x; None for normal numbers.
-        fixed: Names of the tensors that are constants of the graphs.
+        fixed: Names of the tensors that are constants of the graphs, besides frozen parameters.
         twin: As for `make_layout`.
         report: Called with what the export took, once it is checked.
 
@@ -100,6 +100,8 @@ def export_task(
         WrongArtifact: The graphs do not compute what torch computes.
     """
     began_s = time.perf_counter()
+    frozen = (label for label, value in model.named_parameters() if not value.requires_grad)
+    fixed = {*fixed, *frozen}
     spec = TaskSpec(
         name=name,
         model=model_name,

@@ -20,6 +20,7 @@ from fairbed.coordinator.task.lowering import (
     Handler,
     Lowering,
     Value,
+    arguments,
     operation_name,
     unsupported,
 )
@@ -83,7 +84,7 @@ def _draw(node: fx.Node) -> Draw | None:
     name, keep = operation_name(node), None
     values = (1.0, 0.0)
     if name == DROPOUT:
-        keep = 1.0 - float(node.args[1])
+        keep = 1.0 - float(arguments(node)[1])
     elif name in _BERNOULLI:
         keep = _constant(node.args[1] if len(node.args) > 1 else node.args[0])
     elif name in _UNIFORM:
@@ -93,7 +94,10 @@ def _draw(node: fx.Node) -> Draw | None:
     if keep is None or not 0.0 <= keep <= 1.0:
         return None
     tensor = node if name != DROPOUT else node.args[0]
-    return _placed(tensor, round(keep * CHANCES), values)
+    chances = round(keep * CHANCES)
+    if 0.0 < keep < 1.0:
+        chances = min(max(chances, 1), CHANCES - 1)
+    return _placed(tensor, chances, values)
 
 
 def _constant(value: Any) -> float | None:
@@ -178,7 +182,7 @@ def mask_rules(names: Mapping[fx.Node, str], draws: Mapping[fx.Node, Draw]) -> d
 
     def dropout(lowering: Lowering, node: fx.Node) -> Value:
         mask, graph = mask_of(lowering, node), lowering.graph
-        x, p = node.args[0], float(node.args[1])
+        x, p = arguments(node)[:2]
         factors = _chosen(lowering, mask, (1.0 / (1.0 - p) if p < 1.0 else 0.0, 0.0))
         return graph.op("Mul", lowering.value(x), factors), mask
 
@@ -194,7 +198,7 @@ def _chosen(lowering: Lowering, mask: str, values: tuple[float, float]) -> str:
     return lowering.graph.op("Where", mask, one, other)
 
 
-class Drawn(TorchDispatchMode):  # type: ignore[misc]  # torch leaves it untyped
+class Drawn(TorchDispatchMode):
     """Gives a running module the numbers of some masks instead of random ones, in their order.
 
     Args:

@@ -138,8 +138,8 @@ def test_all_engines_take_the_steps_of_plain_torch(name: str) -> None:
     rows: tuple[Ints, ...] = (np.arange(24),)
     shards = Shards(SimpleNamespace(dataset=dataset, train_rows=rows), (64,))
     vectorised = TorchTrainer(make_module(task), task.spec, shards)
-    [found] = vectorised.train(initial_vector(task.spec, 1), [CohortJob(device=0, seed=0)], h)
-    np.testing.assert_allclose(found.vectors[0], result.vector, rtol=2e-4, atol=2e-6)
+    [answer] = vectorised.train(initial_vector(task.spec, 1), [CohortJob(device=0, seed=0)], h)
+    np.testing.assert_allclose(answer.vectors[0], result.vector, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.usefixtures("cases")

@@ -302,6 +302,13 @@ def test_a_parameter_without_gradient_is_named_and_has_one_of_zero() -> None:
         assert views["linear.weight"].all()
 
 
+def test_a_frozen_layer_is_a_constant_of_the_graphs() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 3))
+    artifact = export(model, 4)
+    assert [tensor.name for tensor in artifact.spec.layout.tensors] == ["2.weight", "2.bias"]
+    self_check(OnnxEngine(artifact))
+
+
 def test_a_wrong_artifact_is_refused() -> None:
     artifact = load_task("mlp", (64,), 10)
     recipe = find_shipped("mlp", (64,), 10)
