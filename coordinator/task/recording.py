@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.export.exported_program import _decompose_exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fairbed.coordinator.task.decomposition import Rewriting, decompositions
+from fairbed.coordinator.task.decomposition import Rewriting, decompositions, unrecordable
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import TaskKind, TaskSpec
 from fairbed.wire.plugins import place_of
@@ -142,6 +142,8 @@ class Recorder:
     def _record(
         self, kind: type[_TrainingLoss] | type[_Evaluation], *names: str
     ) -> ExportedProgram:
+        if problem := unrecordable(self._model):
+            raise Unsupported(problem)
         self._model.train(kind is _TrainingLoss)
         module = kind(self._model, self._spec)
         examples = self._examples()
