@@ -1,6 +1,7 @@
 """What torch expresses by simpler operations while it records a module, and what it keeps."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,17 @@ MORE = (
 
 KEPT = (aten.gelu_backward.default,)
 """Not decomposed: their rules are simpler or faster."""
+
+
+def unrecordable(model: torch.nn.Module) -> str:
+    """Return which layer no graph can have, and what to do; empty if there is none."""
+    for name, layer in model.named_modules():
+        if getattr(layer, "momentum", 0.0) is None and getattr(layer, "track_running_stats", 0):
+            return (
+                f"{name}: the running statistics must have a momentum, got None, which divides by "
+                "a count of batches; set momentum=0.1"
+            )
+    return ""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -180,28 +192,134 @@ def _by_layers(recurrent: Callable[..., Any]) -> Callable[..., Any]:
     return rewritten
 
 
-_REWRITTEN: Mapping[Any, Callable[..., Any]] = {
+def _fold(
+    x: torch.Tensor,
+    output_size: Any,
+    kernel_size: Any,
+    dilation: Any = 1,
+    padding: Any = 0,
+    stride: Any = 1,
+) -> torch.Tensor:
+    """Return the sums of columns at their places: a transposed convolution that moves values."""
+    sizes, kernel, steps, pads, strides = (
+        [given] * 2 if isinstance(given, int) else list(given)
+        for given in (output_size, kernel_size, dilation, padding, stride)
+    )
+    reach = [
+        size + 2 * pad - step * (k - 1) - 1
+        for size, k, step, pad in zip(sizes, kernel, steps, pads, strict=True)
+    ]
+    counts = [room // by + 1 for room, by in zip(reach, strides, strict=True)]
+    uncovered = [room % by for room, by in zip(reach, strides, strict=True)]
+    places = kernel[0] * kernel[1]
+    channels = x.shape[1] // places
+    one_place = torch.arange(places).unsqueeze(1) == torch.arange(places)
+    moved = one_place.to(x.dtype).view(places, 1, *kernel).repeat(channels, 1, 1, 1)
+    columns = x.reshape(x.shape[0], x.shape[1], *counts)
+    return functional.conv_transpose2d(
+        columns, moved, None, strides, pads, uncovered, channels, steps
+    )
+
+
+def _cdist(
+    x: torch.Tensor, z: torch.Tensor, p: float = 2.0, compute_mode: str | None = None
+) -> torch.Tensor:
+    """Return the p-norms of all differences; that of equal points has no gradient, as in torch."""
+    sizes = (x.unsqueeze(-2) - z.unsqueeze(-3)).abs()
+    if p == float("inf"):
+        return sizes.amax(-1)
+    if p == 1.0:
+        return sizes.sum(-1)
+    total = (sizes * sizes if p == 2.0 else sizes**p).sum(-1)
+    is_zero = total == 0.0
+    total = total.masked_fill(is_zero, 1.0)
+    root = total.sqrt() if p == 2.0 else total ** (1.0 / p)
+    return root.masked_fill(is_zero, 0.0)
+
+
+def _prod(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """Return products along an axis, by halves: torch's gradient looks for zeros."""
+    if dim is None:
+        return torch.prod(x)
+    while (size := x.shape[dim]) > 1:
+        half = size // 2
+        pairs = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
+        rest = [x.narrow(dim, size - 1, 1)] if size % 2 else []
+        x = torch.cat([pairs, *rest], dim) if rest else pairs
+    return x if keepdim else x.squeeze(dim)
+
+
+def _instance_norm(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Normalise each channel of each example: torch stacks the examples as channels."""
+    if not use_input_stats:
+        return functional.batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
+    axes, values = list(range(2, x.dim())), x.detach()
+    for running, found in ((running_mean, values.mean(axes)), (running_var, values.var(axes))):
+        if running is not None:
+            running.copy_(running * (1.0 - momentum) + found.mean(0) * momentum)
+    return torch.group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def _embedding_bag(
+    x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None = None, **given: Any
+) -> torch.Tensor:
+    """Return the sum, mean or maximum of the rows of each bag; all bags have one size."""
+    is_unlike = x.dim() != 2 or offsets is not None or given.get("max_norm") is not None
+    if is_unlike or given.get("scale_grad_by_freq"):
+        return functional.embedding_bag(x, weight, offsets, **given)
+    mode, padding = given.get("mode", "mean"), given.get("padding_idx")
+    rows = functional.embedding(x, weight, padding)
+    kept = None if padding is None else (x != padding % weight.shape[0]).unsqueeze(2)
+    if mode == "max":
+        if kept is None:
+            return rows.max(1).values
+        most = rows.masked_fill(~kept, float("-inf")).max(1).values
+        return most.masked_fill(~kept.any(1), 0.0)
+    if (factors := given.get("per_sample_weights")) is not None:
+        rows = rows * factors.unsqueeze(2)
+    if kept is None:
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+    total = (rows * kept).sum(1)
+    return total if mode == "sum" else total / kept.to(rows.dtype).sum(1).clamp(min=1.0)
+
+
+_ALIKE: Mapping[Any, Callable[..., Any]] = {
+    functional.rms_norm: _rms_norm,
     torch.gru: _by_layers(torch.gru),
     torch.lstm: _by_layers(torch.lstm),
     torch.rnn_tanh: _by_layers(torch.rnn_tanh),
     torch.rnn_relu: _by_layers(torch.rnn_relu),
+}
+"""Functions whose result depends on the type of numbers, or that draw their own random masks."""
+
+_RECORDED: Mapping[Any, Callable[..., Any]] = {
     functional.pad: _pad,
     functional.unfold: _unfold,
+    functional.fold: _fold,
     functional.bilinear: _bilinear,
     functional.local_response_norm: _local_response_norm,
-    functional.rms_norm: _rms_norm,
+    functional.embedding_bag: _embedding_bag,
+    functional.instance_norm: _instance_norm,
+    torch.cdist: _cdist,
+    torch.prod: _prod,
+    torch.Tensor.prod: _prod,
     torch._weight_norm: _weight_norm,
     torch.conv1d: _same(torch.conv1d),
     torch.conv2d: _same(torch.conv2d),
     torch.conv3d: _same(torch.conv3d),
+    torch.gru: partial(recurrent.gru, _by_layers(torch.gru)),
+    torch.lstm: partial(recurrent.lstm, _by_layers(torch.lstm)),
 }
-"""Functions whose own gradient cannot be recorded for every size of a batch."""
-
-_RECORDED: Mapping[Any, Callable[..., Any]] = {
-    torch.gru: recurrent.gru,
-    torch.lstm: recurrent.lstm,
-}
-"""Functions that a graph has as operations of ours, which have no values."""
+"""Functions whose own gradient cannot be recorded for every size of a batch, or is slow."""
 
 
 class Rewriting(TorchFunctionMode):
@@ -213,7 +331,7 @@ class Rewriting(TorchFunctionMode):
 
     def __init__(self, *, is_recording: bool = False) -> None:
         super().__init__()
-        self._replaced = {**_REWRITTEN, **(_RECORDED if is_recording else {})}
+        self._replaced = {**_ALIKE, **(_RECORDED if is_recording else {})}
 
     def __torch_function__(
         self,

@@ -1,7 +1,7 @@
 """Runs the graphs of an artifact in float64: what they compute without the rounding of float32.
 
-The reference evaluator of onnx runs them. Convolutions and pools run in torch, because those of
-the evaluator are loops in Python, and take minutes for a network of images.
+The reference evaluator of onnx runs them. Convolutions and pools run in torch, and scatters in
+numpy, because those of the evaluator are loops in Python, and take minutes for a network of images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,6 +102,49 @@ class MaxPool(OpRun):
         return (pooled.numpy(), found.reshape(pooled.shape))[: len(self.onnx_node.output)]
 
 
+def _along(axis: int, indices: Any) -> tuple[Any, ...]:
+    """Return indices of all axes that differ from the own ones in one axis."""
+    places = list(np.indices(indices.shape, sparse=True))
+    places[axis] = indices
+    return tuple(places)
+
+
+def _scatter(data: Any, places: tuple[Any, ...], updates: Any, reduction: Any) -> Any:
+    found = np.array(data)
+    if reduction == "add":
+        np.add.at(found, places, updates)
+    else:
+        found[places] = updates
+    return found
+
+
+class GatherElements(OpRun):
+    """Values at indices along an axis; the evaluator's own allows 64 of them."""
+
+    def _run(self, data: Any, indices: Any, axis: Any = None) -> Any:
+        return (data[_along(axis or 0, indices)],)
+
+
+class ScatterElements(OpRun):
+    """Values put, or added, at indices along an axis; the evaluator's own is a loop."""
+
+    def _run(
+        self, data: Any, indices: Any, updates: Any, axis: Any = None, reduction: Any = None
+    ) -> Any:
+        return (_scatter(data, _along(axis or 0, indices), updates, reduction),)
+
+
+class ScatterND(OpRun):
+    """Values put, or added, at rows of indices; the evaluator's own is a loop."""
+
+    def _run(self, data: Any, indices: Any, updates: Any, reduction: Any = None) -> Any:
+        places = tuple(np.moveaxis(indices, -1, 0))
+        return (_scatter(data, places, updates, reduction),)
+
+
+_OWN = [Conv, ConvTranspose, MaxPool, GatherElements, ScatterElements, ScatterND]
+
+
 def in_doubles(graph: bytes) -> ReferenceEvaluator:
     """Return a graph whose numbers are float64, ready to run."""
     model = onnx.load_model_from_string(graph)
@@ -116,7 +159,7 @@ def in_doubles(graph: bytes) -> ReferenceEvaluator:
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
                 attribute.i = TensorProto.DOUBLE
-    return ReferenceEvaluator(model, new_ops=[Conv, ConvTranspose, MaxPool])
+    return ReferenceEvaluator(model, new_ops=_OWN)
 
 
 def run_in_doubles(

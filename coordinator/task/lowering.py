@@ -25,6 +25,9 @@ IR_VERSION = 10
 
 PRODUCER = "fairbed"
 
+MOST_NODES = 50_000
+"""Operations of a graph: one opens a session in 5 s with as many, and no network needs them."""
+
 Input: TypeAlias = tuple[str, int, Sequence[int | str]]
 """Name, ONNX element type and shape; a name in a shape is a symbolic dimension."""
 
@@ -40,6 +43,7 @@ class GraphBuilder:
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
+        self._count = 0
         self._constants: dict[str, NDArray[Any]] = {}
         self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._shapes: dict[str, Sequence[int | str]] = {}
@@ -65,8 +69,13 @@ class GraphBuilder:
         """Add a node with several outputs and return their names."""
         key = (kind, outputs, inputs, repr(sorted(attributes.items())))
         if key not in self._known:
-            start = sum(len(node.output) for node in self._nodes)
-            names = tuple(f"value{start + i}" for i in range(outputs))
+            if len(self._nodes) >= MOST_NODES:
+                raise Unsupported(
+                    f"the model: a graph must have at most {MOST_NODES:,} operations, got more; "
+                    "shorten its sequences, which count once per step, or use fewer layers"
+                )
+            names = tuple(f"value{self._count + i}" for i in range(outputs))
+            self._count += outputs
             self._nodes.append(helper.make_node(kind, list(inputs), list(names), **attributes))
             self._known[key] = names
         return self._known[key]

@@ -13,7 +13,7 @@ from torch.export.exported_program import _decompose_exported_program
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fairbed.coordinator.task.decomposition import Rewriting, decompositions
+from fairbed.coordinator.task.decomposition import Rewriting, decompositions, unrecordable
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.plugins import place_of
@@ -204,6 +204,8 @@ class Recorder:
         trained: Collection[str] | None = None,
     ) -> ExportedProgram:
         """Record a module; as `_Stateless`, unless `trained` is None."""
+        if problem := unrecordable(self._model):
+            raise Unsupported(problem)
         self._model.train(kind is _TrainingLoss)
         model = self._model
         if trained is not None:

@@ -97,20 +97,32 @@ torch.library.register_autograd("fairbed::gru", _gru_gradient, setup_context=_ke
 torch.library.register_autograd("fairbed::lstm", _lstm_gradient, setup_context=_keep_lstm)
 
 
-def gru(x: Tensor, *given: Any) -> Any:
-    """Return what `torch.gru` returns: the states of the last layer, and each last state."""
+def gru(otherwise: Callable[..., Any], x: Tensor, *given: Any) -> Any:
+    """Return what `torch.gru` returns: the states of the last layer, and each last state.
+
+    Args:
+        otherwise: Computes that of a packed sequence.
+        x: As for `torch.gru`.
+        given: As for `torch.gru`.
+    """
     if isinstance(given[0], Tensor) and isinstance(given[1], Sequence):
         y, (h,) = _stacked(x, (given[0],), *given[1:])
         return y, h
-    return torch.gru(x, *given)  # a packed sequence
+    return otherwise(x, *given)
 
 
-def lstm(x: Tensor, *given: Any) -> Any:
-    """Return what `torch.lstm` returns; the steps of one with projections are written by torch."""
+def lstm(otherwise: Callable[..., Any], x: Tensor, *given: Any) -> Any:
+    """Return what `torch.lstm` returns.
+
+    Args:
+        otherwise: Computes that of a packed sequence, or one with projections.
+        x: As for `torch.lstm`.
+        given: As for `torch.lstm`.
+    """
     if isinstance(given[0], Sequence) and len(given[1]) == _count(*given[2:]):
         y, (h, c) = _stacked(x, tuple(given[0]), *given[1:])
         return y, h, c
-    return torch.lstm(x, *given)
+    return otherwise(x, *given)
 
 
 def _count(has_biases: bool, layers: int, *options: Any) -> int:

@@ -115,13 +115,18 @@ class OnnxEngine:
         if self._bound is None or self._bound() is not vector:
             self._bind_vector(vector)
         weights = mean_weights(y)
-        first, *others = parts(len(y), micro_batch)
-        loss, total = self._step(vector, x[first], y[first], weights[first]), self._gradient
-        if others:
-            total = self._gradient.copy()
-        for part in others:
-            loss += self._step(vector, x[part], y[part], weights[part])
-            total += self._gradient
+        masks = draw_masks(self.spec.masks, *self._seed, len(y))
+        loss, total = 0.0, self._gradient
+        for i, part in enumerate(sizes := parts(len(y), micro_batch)):
+            of_part = [
+                mask[part] if declared.is_per_example else mask
+                for declared, mask in zip(self.spec.masks, masks, strict=True)
+            ]
+            loss += self._step(vector, x[part], y[part], weights[part], of_part)
+            if i:
+                total += self._gradient
+            elif len(sizes) > 1:
+                total = self._gradient.copy()
         return loss, total
 
     def _step(
@@ -130,6 +135,7 @@ class OnnxEngine:
         x: Examples,
         y: Targets,
         weights: NDArray[np.float32],
+        masks: Sequence[NDArray[np.bool_]],
     ) -> float:
         """Compute a part of a mini-batch: its loss; its gradient is in `self._gradient`.
 
@@ -138,11 +144,11 @@ class OnnxEngine:
             x: Examples, shape (m, *x_shape).
             y: Targets, shape (m,).
             weights: Of each example in the mini-batch, shape (m,).
+            masks: Random masks, those of each example with its rows.
         """
         self._bind("x", x)
         self._bind("y", y)
         self._bind("w", weights)
-        masks = draw_masks(self.spec.masks, *self._seed, len(y))
         for i, mask in enumerate(masks):
             self._bind(f"m.{i}", mask)
         try:

@@ -101,9 +101,17 @@ def _max_windows(node: fx.Node, x: fx.Node, pooled: fx.Node, first: int) -> _Win
 def _max_pool(lowering: Lowering, node: fx.Node) -> Value:
     x = arguments(node)[0]
     windows = _max_windows(node, x, _first_result(node), 1)
-    if windows.is_tiling:
-        return (lowering.graph.op("MaxPool", lowering.value(x), **windows.tiles), "")
-    return _with_indices(lowering, x, windows)
+    if windows.is_tiling and not _places_are_read(node):
+        return (lowering.graph.op("MaxPool", lowering.value(x), **windows.tiles), "", "")
+    pooled, places = _with_indices(lowering, x, windows)
+    plane = lowering.graph.constant(np.array(math.prod(windows.sizes), np.int64))
+    return pooled, lowering.graph.op("Mod", places, plane), places
+
+
+def _places_are_read(node: fx.Node) -> bool:
+    """Return whether more than the gradient of a pool needs the positions of its maxima."""
+    places = [user for user in node.users if arguments(user)[1] == 1]
+    return any(str(reader.target) not in OPERATIONS for part in places for reader in part.users)
 
 
 def _with_indices(lowering: Lowering, x: fx.Node, windows: _Windows) -> tuple[str, ...]:
@@ -128,7 +136,7 @@ def _max_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
     if windows.is_tiling:  # the forward pass has no indices then
         indices = _with_indices(lowering, x, windows)[1]
     else:
-        indices = lowering.output(pool, 1)
+        indices = lowering.output(pool, 2)
     return _scattered(lowering, lowering.value(gradient), indices, x)
 
 

@@ -477,6 +477,14 @@ class Text(nn.Module):
         return y
 
 
+class Bag(nn.Sequential):
+    """A linear classifier of the words of a text, in any order."""
+
+    def __init__(self, mode: str, padding: int | None) -> None:
+        bag = nn.EmbeddingBag(VOCABULARY, 8, mode=mode, padding_idx=padding)
+        super().__init__(bag, nn.Linear(8, 3))
+
+
 class OverTime(nn.Module):
     """Applies one-dimensional convolutions to sequences with features last."""
 
@@ -674,6 +682,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MLP-Mixer": Architecture(Mixer),
     "tabular with categories": text(Tabular),
     "bag of embeddings": text(lambda: Text(nn.Identity(), padding=0)),
+    "fastText, mean": text(lambda: Bag("mean", 0)),
+    "fastText, sum": text(lambda: Bag("sum", None)),
+    "fastText, maximum": text(lambda: Bag("max", None)),
     "text convolutions": text(lambda: Text(OverTime(nn.Conv1d(12, 12, 3, padding=1), nn.ReLU()))),
     "TextCNN": text(lambda: Text(Windows(12))),
     "RNN": text(lambda: Text(nn.RNN(12, 12, batch_first=True))),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fairbed.coordinator.task import lowering
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.export import export_task
 from fairbed.coordinator.task.ops.recurrent import WIDE
@@ -192,6 +193,10 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             nn.AdaptiveAvgPool2d((10, 7)),
             nn.AdaptiveMaxPool2d((3, 4)),
             nn.AdaptiveMaxPool2d(1),
+            nn.LPPool2d(2, 2),
+            lambda x: functional.max_unpool2d(
+                *functional.max_pool2d(x[..., :8], 2, return_indices=True), 2
+            ),
         ],
     ),
     "activations": (
@@ -210,6 +215,7 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             nn.BatchNorm2d(4, track_running_stats=False),
             nn.InstanceNorm2d(4),
             nn.InstanceNorm2d(4, affine=True),
+            nn.InstanceNorm2d(4, track_running_stats=True),
             nn.LocalResponseNorm(3),
             nn.GroupNorm(2, 4),
             nn.LayerNorm(9, elementwise_affine=False),
@@ -235,10 +241,19 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             nn.Upsample(scale_factor=2, mode="bilinear"),
             nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
             nn.Upsample(scale_factor=2, mode="bicubic"),
-            nn.Unfold(2),
             lambda x: functional.pad(x, (-1, 1)),
             lambda x: functional.interpolate(x, size=(4, 3), mode="area"),
             lambda x: functional.pixel_unshuffle(x[:, :, :, :8], 2),
+        ],
+    ),
+    "columns": (
+        pictures,
+        PICTURE,
+        [
+            nn.Unfold(2),
+            nn.Sequential(
+                nn.Unfold(3, padding=1, stride=2), nn.Fold((8, 9), 3, padding=1, stride=2)
+            ),
         ],
     ),
     "parts and joins": (
@@ -259,6 +274,7 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             lambda x: x[:, :, [0, 1], [2, 3]],
             lambda x: x.index_select(1, torch.tensor([2, 0])),
             lambda x: x.gather(1, x.argmax(1, keepdim=True)),
+            lambda x: x.flatten(1).gather(1, torch.arange(80).expand(x.shape[0], -1)),
             lambda x: x.repeat(1, 2, 1, 1),
             lambda x: x.repeat_interleave(2, 1),
             lambda x: x.masked_fill(x > 0.3, 0.1),
@@ -275,6 +291,10 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             lambda x: x @ x.transpose(2, 3),
             lambda x: torch.matmul(x.flatten(2), x.flatten(2).transpose(1, 2)),
             lambda x: x[:, 0, 0].unsqueeze(2) * x[:, 1, 1].unsqueeze(1),
+            lambda x: x.prod(1),
+            lambda x: torch.prod(x, 3, keepdim=True),
+            lambda x: torch.cdist(x[:, 0], x[:, 1]),
+            lambda x: torch.cdist(x[:, 0], x[:, 0], p=1.0),
             lambda x: torch.addcmul(x, x, x, value=0.5),
             lambda x: torch.lerp(x, x * x, 0.3),
             lambda x: torch.sub(x, x * x, alpha=0.3),
@@ -366,3 +386,15 @@ class Turned(nn.Module):
 def test_a_layer_that_reads_the_batch_as_its_steps_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"cells: .*gru.* number of steps.*batch_first=True"):
         export_task(Turned(), "test", "test", (5, 4), 3)
+
+
+def test_statistics_without_momentum_are_refused() -> None:
+    norm = nn.BatchNorm1d(4, momentum=None)
+    with pytest.raises(Unsupported, match=r"0: the running statistics must have a momentum"):
+        export_task(nn.Sequential(norm, nn.Linear(4, 3)), "test", "test", (4,), 3)
+
+
+def test_a_graph_of_too_many_operations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "MOST_NODES", 3)
+    with pytest.raises(Unsupported, match="must have at most 3 operations, got more"):
+        export_task(nn.Linear(4, 3), "test", "test", (4,), 3)
