@@ -6,7 +6,7 @@ The first engine imports onnxruntime, not this module: an agent without a task n
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
