@@ -60,7 +60,7 @@ def task(mode: BatchNorm) -> Artifact:
 def config(mode: BatchNorm, rounds: int = 5, **sections: object) -> CoordinatorConfig:
     model = ModelConfig(name="normed", batch_norm=mode)
     defaults: dict[str, object] = {"model": model, "training": TRAINING, "selection": SOME}
-    return make_config(rounds, **(defaults | sections))
+    return make_config(rounds, 3, **(defaults | sections))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -122,6 +122,8 @@ async def test_each_device_tests_the_model_with_its_own_values(
         own = learning._local.of(row, learning.vector)
         found[name] = runner.evaluate(own, *shard.held_out.arrays()).loss_sum / held_out
     assert live == pytest.approx(found, rel=1e-12)
+    assert shard is not None
+    assert shard.held_out is not None
     without = runner.evaluate(learning.vector, *shard.held_out.arrays()).loss_sum / held_out
     assert live[name] != pytest.approx(without, rel=1e-3)
 
@@ -188,8 +190,8 @@ def test_a_checkpoint_has_the_values_that_devices_keep(tmp_path: Path) -> None:
     assert one._local is not None
     assert other._local is not None
     rows = range(len(NAMES))
-    after = [x._local.starts(rows, x.vector) for x in (one, other) if x._local is not None]
-    assert np.array_equal(*after)
+    own = one._local.starts(rows, one.vector)
+    assert np.array_equal(own, other._local.starts(rows, other.vector))
 
 
 def test_frozen_statistics_stay_as_they_were(tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_frozen_statistics_stay_as_they_were(tmp_path: Path) -> None:
 )
 def test_a_run_that_is_not_defined_is_refused(sections: dict[str, object], why: str) -> None:
     with pytest.raises(PluginError, match=f'^model.batch_norm: "fedbn" must have .*{why}'):
-        make_decisions(config("fedbn", **sections))
+        make_decisions(config("fedbn", 5, **sections))
 
 
 @pytest.mark.parametrize("mode", ["silobn", "fedbn", "frozen"])
