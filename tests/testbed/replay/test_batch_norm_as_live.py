@@ -24,8 +24,11 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.task.catalogue import build_task
 from fairbed.coordinator.task.errors import TaskError
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.trainer import train
 from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.replay.cohort.devices import Unpaced
 from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.learning import Learning
 from fairbed.wire.artifact import Artifact, BatchNorm, initial_vector
@@ -205,6 +208,23 @@ def test_frozen_statistics_stay_as_they_were(tmp_path: Path) -> None:
     each = [engine.gradient(vector, x[i : i + 1], y[i : i + 1])[0] for i in range(8)]
     assert whole == pytest.approx(np.mean(each), rel=1e-5), "no example changes that of another"
     assert whole == pytest.approx(engine.evaluate(vector, x, y).loss_sum / 8, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_torch_trains_as_the_graphs_do(mode: BatchNorm) -> None:
+    torch_task = build_task(f"{make.__module__}:make", (12,), 10, engine="torch", batch_norm=mode)
+    graphs, module = task(mode).spec.layout, torch_task.spec.layout
+    assert [(t.name, t.is_local) for t in graphs.tensors] == [
+        (t.name, t.is_local) for t in module.tensors
+    ]
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((40, 12)).astype(np.float32), rng.integers(0, 10, 40)
+    start, h = initial_vector(torch_task.spec, 2), TRAINING.hyperparameters(1)
+    one, other = (
+        train(open_own_engine(made), start, x, y, h, 5, Unpaced(), lambda: False).vector
+        for made in (task(mode), torch_task)
+    )
+    assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one - start)
 
 
 @pytest.mark.parametrize(
