@@ -769,7 +769,7 @@ def _with(
     """Return a vector with other values in some places; itself if there are none."""
     if not places.size:
         return vector
-    changed = vector.copy()
+    changed: NDArray[np.float32] = vector.copy()
     changed[places] = values
     return changed
 

@@ -190,7 +190,7 @@ class MergeOfOthers:
         return replace(merge, vector=self._without(merge.vector))
 
     def _without(self, models: Vector) -> Vector:
-        others = models.copy()
+        others: Vector = models.copy()
         others[..., self._local] = self._values
         return others
 

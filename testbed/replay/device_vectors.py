@@ -89,7 +89,8 @@ class LocalValues:
 
     def of(self, row: int, vector: Vector) -> Vector:
         """Return a model as a device has it, shape (n_values,)."""
-        return self.starts([row], vector)[0]
+        model: Vector = self.starts([row], vector)[0]
+        return model
 
     def starts(self, rows: Sequence[int], vector: Vector) -> Vector:
         """Return a model, shape (n_values,), as each device has it, shape (K, n_values)."""
@@ -99,7 +100,7 @@ class LocalValues:
 
     def without(self, models: Vector, sent: Vector) -> Vector:
         """Return models, shape (K, n_values), with the values that were sent in these places."""
-        others = models.copy()
+        others: Vector = models.copy()
         others[:, self._places] = sent[self._places]
         return others
 

@@ -24,8 +24,11 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.task.catalogue import build_task
 from fairbed.coordinator.task.errors import TaskError
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.trainer import train
 from fairbed.testbed.emulation.malicious import Attack
+from fairbed.testbed.replay.cohort.devices import Unpaced
 from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.learning import Learning
 from fairbed.wire.artifact import Artifact, BatchNorm, initial_vector
@@ -60,7 +63,7 @@ def task(mode: BatchNorm) -> Artifact:
 def config(mode: BatchNorm, rounds: int = 5, **sections: object) -> CoordinatorConfig:
     model = ModelConfig(name="normed", batch_norm=mode)
     defaults: dict[str, object] = {"model": model, "training": TRAINING, "selection": SOME}
-    return make_config(rounds, **(defaults | sections))
+    return make_config(rounds, 3, **(defaults | sections))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -122,6 +125,8 @@ async def test_each_device_tests_the_model_with_its_own_values(
         own = learning._local.of(row, learning.vector)
         found[name] = runner.evaluate(own, *shard.held_out.arrays()).loss_sum / held_out
     assert live == pytest.approx(found, rel=1e-12)
+    assert shard is not None
+    assert shard.held_out is not None
     without = runner.evaluate(learning.vector, *shard.held_out.arrays()).loss_sum / held_out
     assert live[name] != pytest.approx(without, rel=1e-3)
 
@@ -188,8 +193,8 @@ def test_a_checkpoint_has_the_values_that_devices_keep(tmp_path: Path) -> None:
     assert one._local is not None
     assert other._local is not None
     rows = range(len(NAMES))
-    after = [x._local.starts(rows, x.vector) for x in (one, other) if x._local is not None]
-    assert np.array_equal(*after)
+    own = one._local.starts(rows, one.vector)
+    assert np.array_equal(own, other._local.starts(rows, other.vector))
 
 
 def test_frozen_statistics_stay_as_they_were(tmp_path: Path) -> None:
@@ -205,6 +210,23 @@ def test_frozen_statistics_stay_as_they_were(tmp_path: Path) -> None:
     assert whole == pytest.approx(engine.evaluate(vector, x, y).loss_sum / 8, rel=1e-5)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_torch_trains_as_the_graphs_do(mode: BatchNorm) -> None:
+    torch_task = build_task(f"{make.__module__}:make", (12,), 10, engine="torch", batch_norm=mode)
+    graphs, module = task(mode).spec.layout, torch_task.spec.layout
+    assert [(t.name, t.is_local) for t in graphs.tensors] == [
+        (t.name, t.is_local) for t in module.tensors
+    ]
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((40, 12)).astype(np.float32), rng.integers(0, 10, 40)
+    start, h = initial_vector(torch_task.spec, 2), TRAINING.hyperparameters(1)
+    one, other = (
+        train(open_own_engine(made), start, x, y, h, 5, Unpaced(), lambda: False).vector
+        for made in (task(mode), torch_task)
+    )
+    assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one - start)
+
+
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
@@ -215,7 +237,7 @@ def test_frozen_statistics_stay_as_they_were(tmp_path: Path) -> None:
 )
 def test_a_run_that_is_not_defined_is_refused(sections: dict[str, object], why: str) -> None:
     with pytest.raises(PluginError, match=f'^model.batch_norm: "fedbn" must have .*{why}'):
-        make_decisions(config("fedbn", **sections))
+        make_decisions(config("fedbn", 5, **sections))
 
 
 @pytest.mark.parametrize("mode", ["silobn", "fedbn", "frozen"])
