@@ -47,7 +47,7 @@ name = "{model}"
 [training]
 batch_size = {batch}
 max_steps = 2
-micro_batch = {micro_batch}
+{micro_batch}
 micro_batch_statistics = true
 learning_rate = 1e-6
 [selection]
@@ -169,14 +169,14 @@ def _task(case: Case, tasks: Path | None) -> Artifact:
 def _row(case: Case, folder: Path, artifact: Artifact) -> Row:
     data = folder / "random.npz"
     save_random_examples(data, 4 * case.batch, case.x_shape)
-    micro_batch = {None: case.batch, 0: '"auto"'}.get(case.micro_batch, case.micro_batch)
+    micro_batch = {None: None, 0: '"auto"'}.get(case.micro_batch, case.micro_batch)
     file = folder / "experiment.toml"
     text = EXPERIMENT.format(
         rounds=ROUNDS,
         data=data,
         model=case.model,
         batch=case.batch,
-        micro_batch=micro_batch,
+        micro_batch="" if micro_batch is None else f"micro_batch = {micro_batch}",
         board=case.board,
     )
     file.write_text(text, encoding="utf-8")
@@ -187,7 +187,7 @@ def _row(case: Case, folder: Path, artifact: Artifact) -> Row:
     fitting = fitting_of(experiment, artifact.spec, memory)
     assert fitting is not None, "there is a memory"
     part = fitting.part_size(profiles.load(case.board).memory_bytes, n_k)
-    predicted = memory.peak_bytes(part, n_k * fitting.data_bytes)
+    predicted = fitting.memory.peak_bytes(part, n_k * fitting.data_bytes)
     return Row(
         case=case.name,
         board=case.board,

@@ -24,9 +24,9 @@ from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
 
-PARTS = 2
-"""Parts of the measured mini-batch: the first one allocates, the second one has the memory of all
-later ones, with the sum of the gradients."""
+STEPS = 2
+"""The first step, or part of a mini-batch, allocates; the second one has the memory of all later
+ones. Only parts need memory for the sum of their gradients."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,18 +83,19 @@ def work(request: Request, n: int) -> Peaks:
     _reset_peak()
     spec = artifact.spec
     received = vector_to_bytes(initial_vector(spec, 0))
-    _, x, y = selfcheck_inputs(spec, 0, 1)
-    same = np.zeros(PARTS * n, dtype=np.int64)
+    x, y = selfcheck_inputs(spec, 0, 1)[1:]
+    has_parts = request.hyperparameters.micro_batch is not None
+    same = np.zeros(STEPS * n, dtype=np.int64)
     x, y = x[same], y[same]
     engine = open_own_engine(artifact)
     trim_heap()
     hyperparameters = msgspec.structs.replace(
         request.hyperparameters,
         epochs=1,
-        batch_size=PARTS * n,
+        batch_size=STEPS * n if has_parts else n,
         learning_rate=1e-6,
         max_steps=None,
-        micro_batch=n,
+        micro_batch=n if has_parts else None,
     )
     start = vector_from_bytes(received, spec.layout.n_values)
     trained = trainer.train(engine, start, x, y, hyperparameters, 0, _NoMeter(), lambda: False)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.state.memory import Fitting, TaskMemory
@@ -78,6 +79,9 @@ def fitting_of(experiment: Experiment, spec: TaskSpec, memory: TaskMemory | None
     if memory is None:
         return None
     training = experiment.training
+    if training.micro_batch == "auto":  # whole mini-batches were measured; parts add a sum
+        gradient_bytes = VALUE_BYTES * spec.layout.n_params
+        memory = structs.replace(memory, fixed_bytes=memory.fixed_bytes + gradient_bytes)
     return Fitting(
         memory,
         data_bytes=VALUE_BYTES * math.prod(spec.x_shape) + LABEL_BYTES,
