@@ -29,7 +29,7 @@ from fairbed.testbed.host.step_work import evaluation_work, step_work
 from fairbed.wire.artifact import Artifact, TaskKind
 
 if TYPE_CHECKING:
-    from fairbed.coordinator.task.export import ExportFigures
+    from fairbed.coordinator.task.selfcheck import ExportFigures
 
 DEFAULT_BATCH = 16
 
