@@ -91,12 +91,13 @@ def main(arguments: list[str]) -> int:
     chosen = _chosen(options.networks, is_small=options.small)
     if not chosen:
         parser.error(f"--networks: must begin a name of a network, got {options.networks!r}")
-    rows = list[Row]()
+    rows, text = list[Row](), ""
     for name, network, is_small in tracked(chosen, "networks", "models"):
         rows.append(measured(name, network, is_small, options.batch, options.seconds))
+        text = _page(rows, options.batch)
         if options.write is not None:  # an interrupted benchmark leaves what it has measured
-            write(options.write, _page(rows, options.batch))
-    print(msgspec.json.encode(rows).decode() if options.json else _page(rows, options.batch))
+            write(options.write, text)
+    print(msgspec.json.encode(rows).decode() if options.json else text)
     return 0
 
 

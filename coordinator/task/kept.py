@@ -349,10 +349,10 @@ def _user_files() -> list[Path]:
     found = set[Path]()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        is_source = isinstance(file, str) and file.endswith(".py") and os.path.isabs(file)
-        if not is_source or file.startswith(installed) or _is_steady(name):
+        if not isinstance(file, str) or not (file.endswith(".py") and os.path.isabs(file)):
             continue
-        if not (name.startswith("fairbed.") and str(Path(file).resolve()).startswith(own)):
+        is_own = name.startswith("fairbed.") and str(Path(file).resolve()).startswith(own)
+        if not (is_own or file.startswith(installed) or _is_steady(name)):
             found.add(Path(file))
     return sorted(found)
 

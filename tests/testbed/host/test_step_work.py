@@ -108,7 +108,7 @@ def _by_torch(run: Callable[[], None]) -> tuple[float, float]:
 
     def backward(grad: Any, x: Any, w: Any, *given: Any, out_shape: Any, **_: Any) -> int:
         transposed, mask = given[4], given[7]
-        return int(conv_flop_count(x, w, grad, transposed)) * sum(mask[:2])
+        return int(conv_flop_count(x, w, grad, transposed) * sum(mask[:2]))
 
     convolution_backward = torch.ops.aten.convolution_backward
     counter = FlopCounterMode(display=False, custom_mapping={convolution_backward: backward})
