@@ -182,6 +182,7 @@ def _row(case: Case, folder: Path, artifact: Artifact) -> Row:
     file.write_text(text, encoding="utf-8")
     experiment = load_experiment(file)
     hyperparameters, work = experiment.training.hyperparameters(1), step_work(artifact)
+    assert work is not None, "steps of a graph are counted"
     memory = measured_memory(encode_artifact(artifact), hyperparameters, work)
     measured, n_k = _run(experiment, folder / "run", artifact, memory)
     fitting = fitting_of(experiment, artifact.spec, memory)

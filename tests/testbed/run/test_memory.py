@@ -75,7 +75,9 @@ def test_shipped_models_are_not_measured(name: str, monkeypatch: pytest.MonkeyPa
     task = decode_artifact(read_shipped(name))
     h = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1)
     assert host_memory.memory_here(task, h) is None
-    assert host_memory.bound_bytes(task.spec.layout, step_work(task), 1) > host_memory.AGENT_BYTES
+    work = step_work(task)
+    assert work is not None
+    assert host_memory.bound_bytes(task.spec.layout, work, 1) > host_memory.AGENT_BYTES
 
 
 def test_the_run_names_statistics_of_parts() -> None:
