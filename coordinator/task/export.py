@@ -97,8 +97,11 @@ def export_task(
     if spec.is_scored:
         spec = with_kind(spec, recorder.output_shape())
         recorder = Recorder(copy.deepcopy(model), spec)
-    _check_forward(recorder.training_loss(), spec)
-    train = _training_graph(recorder.training(), spec)
+    try:
+        train = _training_graph(recorder.training(), spec)
+    except Unsupported:
+        _check_forward(recorder.training_loss(), spec)
+        raise
     evaluate = _evaluation_graph(recorder.evaluation(), spec)
     reference = TorchReference(model, spec.layout, spec.kind)
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
@@ -111,7 +114,7 @@ def export_task(
 
 
 def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:
-    """Fail early, while the nodes still contain the name of their layer."""
+    """Fail with the name of a layer, which nodes of the loss alone still contain."""
     nodes = (node for node in program.graph.nodes if node.op == "placeholder")
     for given, node in zip(program.graph_signature.input_specs, nodes, strict=True):
         if given.kind == InputKind.PARAMETER and not node.users:
