@@ -35,7 +35,7 @@ KEPT = (aten.gelu_backward.default,)
 def unrecordable(model: torch.nn.Module) -> str:
     """Return which layer no graph can have, and what to do; empty if there is none."""
     for name, layer in model.named_modules():
-        if getattr(layer, "momentum", 0.0) is None and getattr(layer, "track_running_stats", 0):
+        if getattr(layer, "momentum", 0.0) is None and getattr(layer, "track_running_stats", False):
             return (
                 f"{name}: the running statistics must have a momentum, got None, which divides by "
                 "a count of batches; set momentum=0.1"
@@ -275,7 +275,8 @@ def _embedding_bag(
     """Return the sum, mean or maximum of the rows of each bag; all bags have one size."""
     is_unlike = x.dim() != 2 or offsets is not None or given.get("max_norm") is not None
     if is_unlike or given.get("scale_grad_by_freq"):
-        return functional.embedding_bag(x, weight, offsets, **given)
+        plain: torch.Tensor = functional.embedding_bag(x, weight, offsets, **given)
+        return plain
     mode, padding = given.get("mode", "mean"), given.get("padding_idx")
     rows = functional.embedding(x, weight, padding)
     kept = None if padding is None else (x != padding % weight.shape[0]).unsqueeze(2)
@@ -288,7 +289,7 @@ def _embedding_bag(
         rows = rows * factors.unsqueeze(2)
     if kept is None:
         return rows.sum(1) if mode == "sum" else rows.mean(1)
-    total = (rows * kept).sum(1)
+    total: torch.Tensor = (rows * kept).sum(1)
     return total if mode == "sum" else total / kept.to(rows.dtype).sum(1).clamp(min=1.0)
 
 

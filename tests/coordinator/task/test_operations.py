@@ -195,7 +195,7 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             nn.AdaptiveMaxPool2d(1),
             nn.LPPool2d(2, 2),
             lambda x: functional.max_unpool2d(
-                *functional.max_pool2d(x[..., :8], 2, return_indices=True), 2
+                *functional.max_pool2d(x[..., :8], 2, return_indices=True), [2, 2]
             ),
         ],
     ),
