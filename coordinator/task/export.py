@@ -120,15 +120,15 @@ def export_task(
         spec = with_kind(spec, recorder.output_shape(), classes_axis)
         recorder = Recorder(copy.deepcopy(model), spec)
     reference = TorchReference(model, spec.layout, spec.kind, classes_axis=spec.classes_axis)
-    check_equal_steps(spec, reference, is_seeded=True)
-    unused = reference.unused()
-    params = (tensor.name for tensor in spec.layout.tensors if tensor.role == "param")
     try:
+        check_equal_steps(spec, reference, is_seeded=True)
+        unused = reference.unused()
+        params = (tensor.name for tensor in spec.layout.tensors if tensor.role == "param")
         program = recorder.training([name for name in params if name not in unused])
         reference.draws = draws = list(find_draws(program).values())
         spec = msgspec.structs.replace(spec, random=tuple(draw.mask for draw in draws) or UNSET)
         train = _training_graph(recorder, program, spec)
-    except Unsupported:  # the nodes of the loss alone contain the name of their layer
+    except Exception:  # of the module, too; the loss alone has nodes with the name of their layer
         _lowered(recorder, recorder.training_loss(), spec, ("x", "y", "w"))
         raise
     evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec)

@@ -277,10 +277,12 @@ class Lowering:
     def visit(self, node: fx.Node) -> None:
         """Translate one node of the FX graph, if it and all before it have rules."""
         try:
-            rule = self.handler(node)
             if any(before in self._refused for before in node.all_input_nodes):
                 self._refused[node] = None
+                if isinstance(node.target, torch._ops.OpOverload):  # not Python's own, of sizes
+                    self.handler(node)
                 return
+            rule = self.handler(node)
             self._values[node] = rule(self, node)
             self._note_shape(node)
         except _UnknownType as exc:

@@ -126,8 +126,8 @@ def test_the_password_of_the_environment_needs_a_user(
     ("arrays", "message"),
     [
         ({"a": np.zeros(3)}, "must hold arrays x and y, got a"),
-        ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "y (n,) with n >= 1, got (3, 2), (2,)"),
-        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "with n >= 1"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "with one n >= 1, got (3, 2), (2,)"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "with one n >= 1"),
         ({"x": np.full((1, 2), np.nan), "y": np.zeros(1, int)}, "must be a finite float32"),
         ({"x": np.zeros((1, 2)), "y": np.array(["?"])}, "y must have a value in every row"),
         ({"x": np.zeros((1, 2), complex), "y": np.zeros(1, int)}, "got complex128"),
