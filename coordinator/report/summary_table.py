@@ -194,13 +194,13 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
     )
     lines = [("accuracy", text)]
     if s.positions is not None:
-        p = s.positions
-        lines[0] = ("accuracy", f"of positions: {text}")
+        p, what = s.positions, "labels" if s.task == "multi-label" else "positions"
+        lines[0] = ("accuracy", f"of {what}: {text}")
         exact = (
-            f"all positions right in {percent(p.exact_match_mean)} of the examples, mean over "
+            f"all {what} right in {percent(p.exact_match_mean)} of the examples, mean over "
             f"devices; in {percent(p.exact_match_pooled)} over all examples"
         )
-        lines.append(("positions", f"{exact}{_perplexity(s)}"))
+        lines.append((what, f"{exact}{_perplexity(s)}"))
     if s.auroc is None:
         return lines
     auroc = (
@@ -303,11 +303,12 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
     a, e, u = s.accuracy, s.error, s.utility
     if a.mean is None and (e is None or e.rmse_mean is None):
         return []
+    counted = "examples" if s.positions is None else "targets"
     text = (
         f"variance {ratio(a.variance, 4)}{noise_mark(a.noise.variance_share) if a.noise else ''}, "
         f"standard deviation {ratio(a.std)}, gap {ratio(a.gap)}, Jain index of accuracy "
         f"{ratio(a.jain)}; "
-        f"by examples: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
+        f"by {counted}: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
     )
     if e is not None:
         text = (
@@ -329,7 +330,11 @@ def _noise(s: RunSummary) -> list[tuple[str, str]]:
         return []
     n = s.accuracy.noise
     if n is None:
-        reason = "errors have no binomial part" if s.error else "a spread needs two devices"
+        reason = "a spread needs two devices"
+        if s.error is not None:
+            reason = "errors have no binomial part"
+        elif s.positions is not None:
+            reason = "the targets of an example are not independent"
         return [("noise", f"of the test sets: not known, {reason}")]
     if n.variance_share is None:
         end = "1" if n.prior_accuracy else "0"

@@ -169,7 +169,10 @@ def _rms_norm(
 
 
 def _by_layers(recurrent: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a recurrent network one layer at a time: torch's own recording has no dropout."""
+    """Return a recurrent network one layer at a time: torch's own recording has no dropout.
+
+    Masks between layers have the axes of `recurrent.gru`: (T, B, H), also where the batch is first.
+    """
 
     def rewritten(x: torch.Tensor, *given: Any) -> Any:
         if not isinstance(given[1], Sequence):  # a packed sequence
@@ -178,16 +181,18 @@ def _by_layers(recurrent: Callable[..., Any]) -> Callable[..., Any]:
         directions, count = 1 + bool(is_bidirectional), len(weights) // layers
         all_states = [states] if isinstance(states, torch.Tensor) else list(states)
         ends: list[Sequence[torch.Tensor]] = []
+        x = x.transpose(0, 1) if is_first else x
         for layer in range(layers):
             x = functional.dropout(x, dropout, training) if layer else x
             own = [state.narrow(0, layer * directions, directions) for state in all_states]
             start = own[0] if isinstance(states, torch.Tensor) else own
             part = weights[layer * count : (layer + 1) * count]
             x, *last = recurrent(
-                x, start, part, has_biases, 1, 0.0, training, is_bidirectional, is_first
+                x, start, part, has_biases, 1, 0.0, training, is_bidirectional, False
             )
             ends.append(last)
-        return x, *(torch.cat(parts) for parts in zip(*ends, strict=True))
+        y = x.transpose(0, 1) if is_first else x
+        return y, *(torch.cat(parts) for parts in zip(*ends, strict=True))
 
     return rewritten
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -33,6 +34,7 @@ else:
 
 _BASE = re.compile(r'^experiment = "\.\./(.*?)"', re.MULTILINE)
 
+_FOLDER = re.compile(r'^source = "(\w+)"', re.MULTILINE)
 _SCHEMA = "#:schema "
 """Start of the line by which an editor finds the schema."""
 
@@ -101,6 +103,10 @@ def _examples(options: argparse.Namespace) -> int:
             )
     for name in names:
         _copy(files[name], Path(Path(name).name))
+    data = _FOLDER.search(text)
+    if data is not None and (EXAMPLES / data[1]).is_dir() and not Path(data[1]).exists():
+        shutil.copytree(EXAMPLES / data[1], data[1])
+        print(f"wrote {data[1]}")
     return DONE
 
 

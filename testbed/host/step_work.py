@@ -159,7 +159,7 @@ def _resolve_sizes(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         values.update(zip(node.output, found, strict=True))
         graph.node.remove(node)
     graph.initializer.extend(
-        numpy_helper.from_array(np.array(value, np.int64), name) for name, value in values.items()
+        numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()
     )
     return bool(values)
 

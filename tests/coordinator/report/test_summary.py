@@ -15,7 +15,7 @@ from msgspec import structs
 
 from fairbed.coordinator.algorithms.sampling_noise import sampling_noise
 from fairbed.coordinator.report.quantities import SampleCount
-from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
+from fairbed.coordinator.report.summary import Positions, RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, ExchangeRow, PersonalScoreRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run
@@ -257,8 +257,8 @@ def test_the_table_of_a_large_fleet_is_cut(tmp_path: Path) -> None:
 def test_the_guarantee_is_what_the_policy_counts(
     summary: RunSummary, fair: dict[str, Any], text: str
 ) -> None:
-    fairness = msgspec.structs.replace(summary.fairness, **fair)
-    lines = summary_table(msgspec.structs.replace(summary, fairness=fairness)).splitlines()
+    fairness = structs.replace(summary.fairness, **fair)
+    lines = summary_table(structs.replace(summary, fairness=fairness)).splitlines()
     assert f"; {text};" in next(line for line in lines if line.startswith("selection "))
 
 
@@ -279,7 +279,7 @@ def test_uninformative_numbers_are_left_out(tmp_path: Path) -> None:
 
 
 def test_virtual_time_is_called_so(summary: RunSummary) -> None:
-    virtual = msgspec.structs.replace(summary, clock="virtual")
+    virtual = structs.replace(summary, clock="virtual")
     assert "of virtual time in rounds, replayed in" in summary_table(virtual)
     assert "of virtual time" not in summary_table(summary)
 
@@ -358,6 +358,28 @@ def test_one_device_has_no_noise_of_a_spread(tmp_path: Path) -> None:
     s = evaluated(tmp_path / "r", lambda row: row if row.device == "phone-03" else None)
     assert s.accuracy.noise is None
     assert "noise      of the test sets: not known, a spread needs two devices" in summary_table(s)
+
+
+@pytest.mark.parametrize(
+    ("task", "what"), [("classification", "positions"), ("multi-label", "labels")]
+)
+def test_numbers_of_several_targets_state_what_they_count(
+    tmp_path: Path, task: str, what: str
+) -> None:
+    s = evaluated(tmp_path / "r", lambda row: row)
+    text = summary_table(
+        structs.replace(
+            s,
+            task=task,
+            accuracy=structs.replace(s.accuracy, noise=None),
+            positions=Positions(perplexity=7.5, exact_match_mean=0.1, exact_match_pooled=0.2),
+        )
+    )
+    assert f"accuracy   of {what}: mean" in text
+    assert f"all {what} right in 10.0 % of the examples" in text
+    assert ("; perplexity 7.500" in text) == (what == "positions")
+    assert "; by targets: mean" in text
+    assert "not known, the targets of an example are not independent" in text
 
 
 def test_what_an_evaluation_could_not_measure_is_one_line_each(tmp_path: Path) -> None:

@@ -127,6 +127,16 @@ def test_examples_are_listed_and_copied(folder: Path, capsys: pytest.CaptureFixt
     assert "no example 'quickstop'; there are: " in error_of(capsys)
 
 
+def test_an_experiment_is_copied_with_its_folder_of_texts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("char-lstm", "transformer"):
+        assert main(["examples", name]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "wrote transformer.toml", "texts are kept"
+    for text in (EXAMPLES / "shakespeare").iterdir():
+        assert (folder / "shakespeare" / text.name).read_bytes() == text.read_bytes()
+
+
 @pytest.mark.full
 def test_a_grid_is_copied_with_its_experiment(folder: Path) -> None:
     assert main(["examples", "grids/rbcs-f-front"]) == 0

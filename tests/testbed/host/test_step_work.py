@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-pytest.importorskip("onnx", reason="onnx is not installed: graphs cannot be counted")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: graphs cannot be counted")
 
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.emulation.step_speed import StepWork
@@ -40,6 +41,22 @@ def test_convolutions_of_a_cnn() -> None:
     assert work.conv_flops == 2 * (2 * first + 3 * second)
     assert counted(evaluation_work(artifact)).conv_flops == 2 * (first + second)
     assert work == step_work(artifact), "counting is no measurement"
+
+
+def test_a_size_may_be_a_float() -> None:
+    graph = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        task (float[batch, 3] x, float[3, 2] w) => (float loss, float[3, 2] g) {
+            size = Size (x)
+            n = Cast <to = 1> (size)
+            y = MatMul (x, w)
+            total = ReduceSum <keepdims = 0> (y)
+            loss = Div (total, n)
+            g = Div (w, n)
+        }""")
+    graph.graph.value_info.append(onnx.helper.make_tensor_value_info("n", 1, []))
+    artifact = replace(load_task("softmax", (64,), 10), train=graph.SerializeToString())
+    assert counted(step_work(artifact)).moved_bytes == 4 * (3 + 2 + 2), "x, and y twice"
 
 
 def test_a_module_is_counted_like_a_graph() -> None:
