@@ -90,8 +90,7 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         for line in _shape_lines(status) if with_classes else ():
             print(f"         {line}")
         if status.classes and with_classes:
-            by = " by position" if status.positions is not None else ""
-            print(f"         classes{by}: {counted(status.classes, ' (--json)')}")
+            print(f"         {_classes_text(status)}")
         if status.features and with_classes:
             print("\n".join(f"         {line}" for line in _feature_lines(status.features)))
         for note in status.notes if with_classes else ():
@@ -102,6 +101,16 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         word = "missing" if status.name in NAMES else "failed"
         problem = status.problem.removeprefix(f"{status.name}: ")
         print(f"{word:<8} {status.name:<15} {problem}; {status.what_to_do}")
+
+
+def _classes_text(status: DatasetStatus) -> str:
+    """Return the number of examples or positions of each class, or of examples of each label."""
+    found = counted(status.classes, " (--json)")
+    if status.positions is None:
+        return f"classes: {found}"
+    if (perplexity := status.positions.perplexity) is None:
+        return f"examples with each label: {found}"
+    return f"classes by position: {found}; predicting these shares: perplexity {perplexity:.3f}"
 
 
 def _shape_lines(status: DatasetStatus) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Find the data sets that this machine has, by reading their files."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,10 +71,15 @@ class PositionStats:
     fewest: int
     """Fewest labelled positions of an example."""
     most: int
+    perplexity: float | None
+    """Of a model that predicts the shares of the classes everywhere; None for numbers, and for
+    labels that exclude no other."""
 
     @classmethod
     def of(cls, data: Dataset) -> "PositionStats":
         """Return the statistics of a data set with several targets per example."""
+        classes = [] if data.is_multi_label else [n for _, n in data.class_counts() if n]
+        total = sum(classes)
         y = data.y.reshape(data.n, -1)
         counts = np.count_nonzero((y != NO_LABEL) | data.is_regression, axis=1)
         return cls(
@@ -81,6 +87,7 @@ class PositionStats:
             labelled_ratio=float(counts.sum() / y.size),
             fewest=int(counts.min()),
             most=int(counts.max()),
+            perplexity=math.prod((total / n) ** (n / total) for n in classes) if classes else None,
         )
 
 

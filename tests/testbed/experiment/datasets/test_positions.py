@@ -9,6 +9,7 @@ import pytest
 from fairbed.testbed.emulation.malicious import poison_labels
 from fairbed.testbed.experiment.data import ByClass, DataConfig, Dirichlet, Iid
 from fairbed.testbed.experiment.datasets import Dataset, DatasetError, load
+from fairbed.testbed.experiment.datasets.catalogue import PositionStats
 from fairbed.testbed.experiment.shards import FleetData
 
 RNG = np.random.default_rng(0)
@@ -78,6 +79,14 @@ def test_targets_of_any_shape_are_those_of_the_task(
 def test_several_labels_are_counted_each(tmp_path: Path) -> None:
     data = own(tmp_path, y=LABELS, task="multi-label")
     assert [n for _, n in data.class_counts()] == LABELS.sum(axis=0).tolist()
+
+
+def test_what_frequencies_alone_predict_is_the_perplexity_of_their_entropy(tmp_path: Path) -> None:
+    shares = np.bincount(TAGS[TAGS >= 0]) / (TAGS >= 0).sum()
+    expected = np.exp(-(shares * np.log(shares)).sum())
+    assert PositionStats.of(own(tmp_path)).perplexity == pytest.approx(expected)
+    for y, task in ((LABELS, "multi-label"), (FLOATS, None)):
+        assert PositionStats.of(own(tmp_path, y=y, task=task)).perplexity is None
 
 
 PIXELS = RNG.integers(0, 256, (40, 1, 2, 3), np.uint8)
