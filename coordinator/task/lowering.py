@@ -279,7 +279,7 @@ class Lowering:
         try:
             if any(before in self._refused for before in node.all_input_nodes):
                 self._refused[node] = None
-                if isinstance(node.target, torch._ops.OpOverload):  # not Python's own, of sizes
+                if isinstance(node.meta.get("val"), torch.Tensor):  # not a size, or its check
                     self.handler(node)
                 return
             rule = self.handler(node)
