@@ -283,6 +283,15 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             lambda x: x.movedim(1, -1) * torch.arange(4.0),
         ],
     ),
+    "in place": (
+        pictures,
+        PICTURE,
+        [
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2, inplace=True)),
+            nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.ReLU(inplace=True)),
+            lambda x: (x * 2.0)[:, 1:].mul_(x[:, :3]),
+        ],
+    ),
     "products": (
         pictures,
         PICTURE,
