@@ -28,6 +28,7 @@ from fairbed.coordinator.task.lowering import (
     Input,
     Lowering,
     Output,
+    check_size,
     dtype_of,
     shape_of,
     unsupported,
@@ -51,9 +52,6 @@ from fairbed.coordinator.task.selfcheck import (
     verify,
 )
 from fairbed.wire.artifact import Artifact, ClassesAxis, TaskKind, TaskSpec, XRange
-
-MAX_NODES = 50_000
-"""Operations of a recorded model: a larger graph takes minutes to write and to open."""
 
 
 def export_task(
@@ -207,12 +205,7 @@ def _lowered(
 
     So are its random masks, in training.
     """
-    count = sum(node.op == "call_function" for node in program.graph.nodes)
-    if count > MAX_NODES:
-        raise Unsupported(
-            f"{spec.name}: a recording of the model must have at most {MAX_NODES:,} operations, "
-            f"got {count:,}; use fewer layers or shorter sequences"
-        )
+    check_size(spec.name, program.graph)
     draws = find_draws(program) if "w" in names else {}
     masks = {node: f"m.{i}" for i, node in enumerate(draws)}
     rules = {**OPERATIONS, **mask_rules(masks, draws), _ITEM: _item}

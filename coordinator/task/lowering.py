@@ -26,7 +26,8 @@ IR_VERSION = 10
 PRODUCER = "fairbed"
 
 MOST_NODES = 50_000
-"""Operations of a graph: one opens a session in 5 s with as many, and no network needs them."""
+"""Operations of a recorded model, and of a graph: a chain of as many small ones opens in 5 s of
+processor on x86-64, and no network for devices needs them."""
 
 Input: TypeAlias = tuple[str, int, Sequence[int | str]]
 """Name, ONNX element type and shape; a name in a shape is a symbolic dimension."""
@@ -361,6 +362,20 @@ class Lowering:
             for dim, size in zip(dims, shape, strict=True)
         ]
         return self.graph.op("Concat", *parts, axis=0)
+
+
+def check_size(name: str, recorded: fx.Graph) -> None:
+    """Check that a recording is not too large.
+
+    Raises:
+        Unsupported: It is.
+    """
+    count = sum(node.op == "call_function" for node in recorded.nodes)
+    if count > MOST_NODES:
+        raise Unsupported(
+            f"{name}: a recording of the model must have at most {MOST_NODES:,} operations, "
+            f"got {count:,}; use fewer layers or shorter sequences"
+        )
 
 
 Handler: TypeAlias = Callable[[Lowering, fx.Node], Value]

@@ -602,7 +602,7 @@ def test_a_module_that_no_graph_expresses_has_one_true_line(
 ) -> None:
     text, reason = NOT_RECORDED[kind]
     if kind == "too many operations":
-        monkeypatch.setattr("fairbed.coordinator.task.export.MAX_NODES", 40)
+        monkeypatch.setattr("fairbed.coordinator.task.lowering.MOST_NODES", 40)
     write(folder, text)
     with pytest.raises(TaskError) as caught:
         build_task("part:M", (8,), 3, engine="onnx")

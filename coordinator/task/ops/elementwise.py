@@ -340,6 +340,11 @@ def _empty(lowering: Lowering, node: fx.Node) -> Value:
     return _fill(0, arguments(node)[0], lowering, node)
 
 
+def _empty_beside(lowering: Lowering, node: fx.Node) -> Value:
+    """Return zeros for the memory of a gradient of what changed in place."""
+    return _fill(0, arguments(node)[1], lowering, node)
+
+
 def _alias(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.value(arguments(node)[0])
 
@@ -432,6 +437,7 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.gelu_backward.default": _gelu_gradient,
     "aten.empty_permuted.default": _empty,
     "aten.empty.memory_format": _empty,
+    "aten.new_empty_strided.default": _empty_beside,
     "aten.copy.default": _copied,
     "aten._to_copy.default": _cast,
     "aten.where.self": _where,
