@@ -415,7 +415,7 @@ def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:
     if experiment is not None:
         try:
             data = load_examples(experiment, os.environ, always_twice=True)
-            found = f"{data.n:,} examples: {data.description} ({data.source})"
+            found = f"{data.description} ({data.source})"
             yield CheckResult("data", experiment.data.name, True, found, "", True)
         except DatasetError as exc:
             problem = str(exc).removeprefix(f"{experiment.data.name}: ")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from fairbed import profiles
 from fairbed.coordinator.policy.config import TrainingConfig
@@ -26,7 +25,7 @@ from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.model_steps import step_times
 from fairbed.testbed.host.speed import host_speed, machine_costs_now
 from fairbed.testbed.host.step_work import evaluation_work, step_work
-from fairbed.wire.artifact import Artifact, TaskKind
+from fairbed.wire.artifact import Artifact, BatchNorm, ClassesAxis, TaskKind
 
 if TYPE_CHECKING:
     from fairbed.coordinator.task.selfcheck import ExportFigures
@@ -66,6 +65,11 @@ class _Task:
     examples: Any
     """x of the data, shape (n, ...); None draws normal numbers."""
     boards: list[Profile]
+    x_classes: int = 0
+    """Number of tokens; 0: x are floats."""
+    y_shape: tuple[int, ...] = ()
+    classes_axis: ClassesAxis | None = None
+    batch_norm: BatchNorm = "merged"
 
 
 def main(options: argparse.Namespace, experiment: Experiment | None) -> int:
@@ -104,6 +108,10 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
             options.batch or experiment.training.batch_size,
             data.x,
             [profiles.load(name) for name in named],
+            data.x_classes,
+            data.y_shape,
+            experiment.model.classes_axis,
+            experiment.model.batch_norm,
         )
     if options.x_shape is None:
         raise UsageError(
@@ -114,22 +122,20 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
     classes = {"regression": 1, "binary": 2}.get(kind, options.classes)
     if classes is None:
         raise UsageError("--classes: must be given with --x-shape, got none; or --task regression")
-    x_shape = _shape(options.x_shape)
-    examples = None
-    if options.tokens is not None:
-        examples = np.zeros((2, *x_shape), np.float32)
-        examples[1] = options.tokens - 1
+    x_shape = _shape("--x-shape", options.x_shape)
     known = [profiles.load(name) for name in profiles.names()]
     boards = [profile for profile in known if profile.matrix is not None]
     batch = options.batch or DEFAULT_BATCH
-    return _Task(options.model, x_shape, classes, kind, batch, examples, boards)
+    y_shape = () if options.y_shape is None else _shape("--y-shape", options.y_shape)
+    tokens = options.tokens or 0
+    return _Task(options.model, x_shape, classes, kind, batch, None, boards, tokens, y_shape)
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _shape(where: str, text: str) -> tuple[int, ...]:
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise UsageError(
-            f"--x-shape: must be sizes such as 3x96x96, got {text!r}; separate them by x"
+            f"{where}: must be sizes such as 3x96x96, got {text!r}; separate them by x"
         )
     return tuple(int(size) for size in sizes)
 
@@ -144,6 +150,10 @@ def _findings(task: _Task) -> Iterator[ModelFinding]:
             task.kind,
             engine="auto" if task.model in MODELS else "onnx",
             examples=task.examples,
+            x_classes=task.x_classes,
+            y_shape=task.y_shape,
+            classes_axis=task.classes_axis,
+            batch_norm=task.batch_norm,
             report=figures.append,
         )
     except (Unsupported, WrongArtifact) as exc:
@@ -250,7 +260,7 @@ def _here(artifact: Artifact, task: _Task) -> ModelFinding:
     from fairbed.coordinator.task.modules import make_trainable
 
     module = make_module(task.model, task.x_shape, task.classes, task.kind)
-    make_trainable(module, artifact.spec.name, artifact.spec.x_shape)
+    make_trainable(module, artifact.spec.name, artifact.spec.x_shape, task.x_classes)
     times = step_times(artifact, module, task.batch)
     return _finding(
         "step here",

@@ -397,10 +397,15 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--x-shape", metavar="SIZES", help="with --model: shape of an example, such as 3x96x96"
     )
+    doctor.add_argument(
+        "--y-shape",
+        metavar="SIZES",
+        help="with --x-shape: shape of the targets of an example, such as 80 (default: one target)",
+    )
     doctor.add_argument("--classes", type=int, metavar="N", help="with --x-shape: classes")
     doctor.add_argument(
         "--task",
-        choices=("classification", "binary", "regression"),
+        choices=("classification", "binary", "regression", "multi-label"),
         help="with --x-shape: what the model predicts (default: classification)",
     )
     doctor.add_argument(

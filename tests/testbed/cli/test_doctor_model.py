@@ -19,6 +19,9 @@ from torch import nn
 def plain(x_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 
+def next_token(x_shape, classes):
+    return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, classes))
+
 class Rare(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -56,6 +59,15 @@ def test_an_exported_model_has_its_costs(model: str, capsys: pytest.CaptureFixtu
     assert lines["evaluation"]["values"]["matrix_flops"] == 2 * 64 * 10
     assert lines["step here"]["values"]["ratio"] > 0.0
     assert lines["on raspberry-pi-4b"]["values"]["step_s"] > 0.0
+
+
+@pytest.mark.full
+def test_a_model_of_tokens_has_its_costs(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--x-shape", "6", "--y-shape", "6", "--classes", "9", "--tokens", "9", "--batch", "4"]
+    assert main(["doctor", "--json", "--model", f"{model}:next_token", *shape]) == 0
+    lines = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert lines["error"]["values"]["in_float64"] < 1e-6
+    assert lines["step here"]["values"]["ratio"] > 0.0
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: graphs cannot be counted")
+pytest.importorskip("onnx", reason="onnx is not installed: graphs cannot be counted")
 
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.emulation.step_speed import StepWork
@@ -44,6 +44,8 @@ def test_convolutions_of_a_cnn() -> None:
 
 
 def test_a_size_may_be_a_float() -> None:
+    import onnx
+
     graph = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
         task (float[batch, 3] x, float[3, 2] w) => (float loss, float[3, 2] g) {
