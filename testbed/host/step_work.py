@@ -34,6 +34,10 @@ COUNTED = 2, 4
 _SIZES = frozenset({"Shape", "Size"})
 _VIEWS = _SIZES | {"Reshape", "Squeeze", "Unsqueeze", "Identity"}
 
+_RECURRENT = frozenset({"GRU", "LSTM"})
+"""Layers of all steps. Their backward pass is written as products; it computes the gates once more,
+which counts in place of the gradient of the parameters."""
+
 _CONVOLUTIONS, _PRODUCTS = frozenset({"Conv", "ConvTranspose"}), frozenset({"MatMul", "Gemm"})
 
 _ITEM_BYTES = {1: 4, 7: 8, 9: 1}
@@ -199,6 +203,14 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
         passed = 0
         for name in names:
             passed |= products.products.get(name, 0)
+        if node.op_type in _RECURRENT:
+            for of_step, name in enumerate(node.input[1:3]):  # by x, and by the state before
+                weight = flow.parameters.get(name, _roots(name))
+                flops = 2.0 * math.prod(large.shapes[node.input[0]][:2])
+                flops *= math.prod(large.shapes[name])
+                found.append(("matrix_flops", weight, flops))
+                if of_step:
+                    recurrent.add(weight)
         kind, weight = _kind(node, flow, large.shapes)
         if kind and not is_fixed and node.output[0] in grows and node.output[0] not in summed:
             flops = _multiplied(node, large.shapes)
