@@ -96,7 +96,7 @@ class _Shapes:
         import onnx
 
         model = onnx.load_model_from_string(graph)
-        for value in model.graph.input:
+        for value in (*model.graph.input, *model.graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param:
                     dim.dim_value = batch
