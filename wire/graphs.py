@@ -19,12 +19,12 @@ from fairbed.wire.errors import DecodeError
 
 _OPERATIONS = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast
-    Ceil Concat Conv ConvTranspose Cos Cosh CumSum Div Equal Erf Exp Expand Floor GRU Gather
-    GatherElements GatherND Gemm Greater GreaterOrEqual Identity LSTM Less LessOrEqual Log
-    LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax
-    ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round ScatterElements ScatterND Shape
-    Sigmoid Sign Sin Sinh Size Slice Softmax Split Sqrt Squeeze Sub Tan Tanh Tile TopK Transpose
-    Unsqueeze Where Xor
+    Ceil Clip Concat Conv ConvTranspose Cos Cosh CumSum Div Equal Erf Exp Expand Floor GRU Gather
+    GatherElements GatherND Gemm Greater GreaterOrEqual Identity LSTM LayerNormalization Less
+    LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow Range Reciprocal
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round ScatterElements ScatterND
+    Shape Sigmoid Sign Sin Sinh Size Slice Softmax Split Sqrt Squeeze Sub Tan Tanh Tile TopK
+    Transpose Unsqueeze Where Xor
 """
 OPERATIONS = frozenset(_OPERATIONS.split())
 """Operations that the exporter writes; all compute one result from their inputs, and no more."""

@@ -28,7 +28,15 @@ MORE = (
 )
 """Decomposed besides the standard ones: their parts have rules."""
 
-KEPT = (aten.gelu_backward.default,)
+KEPT = (
+    aten._safe_softmax.default,
+    aten._softmax_backward_data.default,
+    aten.gelu_backward.default,
+    aten.hardtanh_backward.default,
+    aten.native_batch_norm_backward.default,
+    aten.native_layer_norm_backward.default,
+    aten.select_backward.default,
+)
 """Not decomposed: their rules are simpler or faster."""
 
 

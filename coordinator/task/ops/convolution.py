@@ -17,6 +17,7 @@ from fairbed.coordinator.task.lowering import (
     shape_of,
     static_shape,
 )
+from fairbed.coordinator.task.ops.indexing import LAST
 
 FEW_CHANNELS = 8
 """With fewer channels, one matrix product over all kernel offsets is faster than one per row."""
@@ -105,7 +106,10 @@ def _x_gradient(
         turned = graph.op("Transpose", inputs[1], perm=axes)
         if not any(window.padding):
             return graph.op("Conv", inputs[0], turned, **window.attributes)
-    sizes = zip(static_shape(x, 2), static_shape(gradient, 2), strict=True)
+    have, given = static_shape(x, 2), static_shape(gradient, 2)
+    if _is_flipped(window, static_shape(weight), have):
+        return _flipped(lowering, *inputs, window)
+    sizes = zip(have, given, strict=True)
     uncovered = [
         have - ((out - 1) * stride + dilation * (kernel - 1) + 1 - 2 * pad)
         for (have, out), kernel, stride, pad, dilation in zip(
@@ -113,6 +117,33 @@ def _x_gradient(
         )
     ]
     return graph.op("ConvTranspose", *inputs, **window.attributes, output_padding=uncovered)
+
+
+LEAST_PAIRS, MOST_POSITIONS = 1 << 16, 64
+"""A dense kernel with as many pairs of channels, on maps with at most as many positions: its input
+gradient takes 0.6 of the time as a convolution with the flipped kernel."""
+
+
+def _is_flipped(window: _Window, weight: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return whether the input gradient is a convolution with the flipped kernel."""
+    reach = (d * (k - 1) for d, k in zip(window.dilation, window.kernel, strict=True))
+    fits = all(pad <= far for pad, far in zip(window.padding, reach, strict=True))
+    is_small = weight[0] * weight[1] >= LEAST_PAIRS and math.prod(sizes) <= MOST_POSITIONS
+    return window.groups == 1 and max(window.stride) == 1 and fits and is_small
+
+
+def _flipped(lowering: Lowering, gradient: str, weight: str, window: _Window) -> str:
+    """Return the convolution of a gradient with the kernel, its ends and channels exchanged."""
+    graph, rank = lowering.graph, len(window.kernel)
+    axes = list(range(2, rank + 2))
+    ones, far = [-1] * rank, [-LAST] * rank
+    turned = graph.op("Slice", weight, *(graph.ints(part) for part in (ones, far, axes, ones)))
+    turned = graph.op("Transpose", turned, perm=[1, 0, *axes])
+    pads = [
+        step * (size - 1) - pad
+        for step, size, pad in zip(window.dilation, window.kernel, window.padding, strict=True)
+    ]
+    return graph.op("Conv", gradient, turned, **{**window.attributes, "pads": pads * 2})
 
 
 def _weight_gradient(

@@ -217,7 +217,7 @@ def _clamp(t: Terms, x: str, low: float | None = None, high: float | None = None
 
 
 def _hardtanh(t: Terms, x: str, low: float = -1.0, high: float = 1.0) -> str:
-    return _clamp(t, x, low, high)
+    return t.op("Clip", x, low, high)
 
 
 def _expm1(t: Terms, x: str) -> str:
@@ -302,6 +302,16 @@ def _gelu_gradient(lowering: Lowering, node: fx.Node) -> Value:
     return _gelu_backward(
         Terms(lowering, dtype_of(node)), gradient, x, str(node.kwargs.get("approximate", "none"))
     )
+
+
+def _hardtanh_gradient(lowering: Lowering, node: fx.Node) -> Value:
+    """Return g between the bounds and 0 elsewhere; the result is compared, so x is needed less."""
+    gradient, source, low, high = arguments(node)
+    terms = Terms(lowering, dtype_of(node))
+    y = _hardtanh(terms, lowering.value(source), low, high)
+    is_between = terms.op("And", terms.op("Greater", y, low), terms.op("Less", y, high))
+    factor = lowering.graph.op("Cast", is_between, to=ELEMENT_TYPES[dtype_of(node)])
+    return terms.op("Mul", lowering.value(gradient), factor)
 
 
 def _binary(kind: str) -> Handler:
@@ -435,6 +445,7 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.pow.Scalar": _power,
     "aten.div.Tensor_mode": _arithmetic("Div"),
     "aten.gelu_backward.default": _gelu_gradient,
+    "aten.hardtanh_backward.default": _hardtanh_gradient,
     "aten.empty_permuted.default": _empty,
     "aten.empty.memory_format": _empty,
     "aten.new_empty_strided.default": _empty_beside,

@@ -14,10 +14,12 @@ from fairbed.coordinator.task.lowering import (
     Value,
     arguments,
     dtype_of,
+    operation_name,
     shape_of,
     static_shape,
     unsupported,
 )
+from fairbed.coordinator.task.ops import elementwise
 
 LAST = 2**63 - 1
 """A bound after the end of each axis, in torch and in ONNX."""
@@ -60,6 +62,55 @@ def _select(lowering: Lowering, node: fx.Node) -> Value:
     source, dim, index = arguments(node)
     at = lowering.graph.constant(np.array(int(index), np.int64))
     return lowering.graph.op("Gather", lowering.value(source), at, axis=_axis(source, dim))
+
+
+def _select_backward(lowering: Lowering, node: fx.Node) -> Value:
+    """Return a gradient in its place, and zeros in all others."""
+    gradient, _, dim, index = arguments(node)
+    axis, rank = _axis(node, dim), len(shape_of(node))
+    size = shape_of(node)[axis]
+    if not isinstance(size, int):
+        raise unsupported(node, "must not select examples of the batch")
+    wide = lowering.graph.op("Unsqueeze", lowering.value(gradient), lowering.graph.ints([axis]))
+    pads = [0] * (2 * rank)
+    pads[axis], pads[rank + axis] = int(index) % size, size - 1 - int(index) % size
+    return lowering.graph.op("Pad", wide, lowering.graph.ints(pads)) if any(pads) else wide
+
+
+def _add(lowering: Lowering, node: fx.Node) -> Value:
+    """Add; gradients of all places of an axis are joined instead."""
+    parts = _placed(node)
+    first = next(iter(parts.values()), node)
+    if len(parts) < 2 or len(parts) < int(shape_of(node)[axis := _axis(first, first.args[2])]):
+        return elementwise.OPERATIONS["aten.add.Tensor"](lowering, node)
+    over = lowering.graph.ints([axis])
+    wide = (
+        lowering.graph.op("Unsqueeze", lowering.value(parts[at].args[0]), over)
+        for at in sorted(parts)
+    )
+    return lowering.graph.op("Concat", *wide, axis=axis)
+
+
+def _placed(node: fx.Node) -> dict[int, fx.Node]:
+    """Return gradients of single places of one axis, by place; empty if a sum has other terms."""
+    found: dict[int, fx.Node] = {}
+    terms: list[Any] = [node]
+    while terms:
+        term = terms.pop()
+        kind = operation_name(term) if isinstance(term, fx.Node) else ""
+        if kind == "aten.add.Tensor" and not term.kwargs:
+            terms += term.args[:2]
+            continue
+        if kind != "aten.select_backward.default":
+            return {}
+        axis = _axis(term, term.args[2])
+        first = next(iter(found.values()), term)
+        size = shape_of(term)[axis]
+        is_alike = axis == _axis(first, first.args[2]) and shape_of(term) == shape_of(node)
+        if not isinstance(size, int) or not is_alike or int(term.args[3]) % size in found:
+            return {}
+        found[int(term.args[3]) % size] = term
+    return found
 
 
 def _slice_scatter(lowering: Lowering, node: fx.Node) -> Value:
@@ -334,6 +385,8 @@ def _index_put(lowering: Lowering, node: fx.Node) -> Value:
 OPERATIONS: Mapping[str, Handler] = {
     "aten.slice.Tensor": _slice,
     "aten.select.int": _select,
+    "aten.select_backward.default": _select_backward,
+    "aten.add.Tensor": _add,
     "aten.slice_scatter.default": _slice_scatter,
     "aten.select_scatter.default": _select_scatter,
     "aten.cat.default": _cat,

@@ -1,5 +1,6 @@
-"""Normalisation of batches, layers and groups; torch decomposes the gradients."""
+"""Normalisation of batches, layers and groups, and gradients of the first two."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,12 +31,11 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
     channels = static_shape(x, 1)[0]
     axes = [0, *range(2, len(shape_of(x)))]
     flat = graph.ints([channels])
-    result, mean, variance, inverse = _standardised(lowering, value, axes, epsilon)
-    column = graph.ints([1, channels, *[1] * (len(shape_of(x)) - 2)])
-    for kind, part in (("Mul", weight), ("Add", bias)):
-        if part is not None:
-            result = graph.op(kind, result, graph.op("Reshape", lowering.value(part), column))
+    centred, mean, variance, inverse = _moments(lowering, value, axes, epsilon)
     mean, variance = graph.op("Reshape", mean, flat), graph.op("Reshape", variance, flat)
+    scale, shift = _scale_and_shift(lowering, x, weight, bias)
+    zeros = graph.constant(np.zeros(channels, np.float32))
+    result = graph.op("BatchNormalization", centred, scale, shift, zeros, variance, epsilon=epsilon)
     size = graph.op("Cast", graph.op("Size", value), to=ELEMENT_TYPES[torch.float32])
     n = graph.op("Div", size, _scalar(lowering, channels))
     unbiased = graph.op("Div", n, graph.op("Sub", n, _scalar(lowering, 1.0)))
@@ -66,9 +66,7 @@ def _batch_norm_without_statistics(lowering: Lowering, node: fx.Node) -> Value:
 
 def _batch_norm_evaluation(lowering: Lowering, node: fx.Node) -> Value:
     x, weight, bias, mean, variance, _, epsilon = arguments(node)
-    ones = np.ones(static_shape(x, 1)[0], np.float32)
-    scale = lowering.graph.constant(ones) if weight is None else lowering.value(weight)
-    shift = lowering.graph.constant(0 * ones) if bias is None else lowering.value(bias)
+    scale, shift = _scale_and_shift(lowering, x, weight, bias)
     result = lowering.graph.op(
         "BatchNormalization",
         lowering.value(x),
@@ -81,16 +79,114 @@ def _batch_norm_evaluation(lowering: Lowering, node: fx.Node) -> Value:
     return (result, "", "")
 
 
+def _scale_and_shift(
+    lowering: Lowering, x: fx.Node, weight: fx.Node | None, bias: fx.Node | None
+) -> tuple[str, str]:
+    """Return the weight and the bias of a batch norm; those that it lacks are 1 and 0."""
+    ones = np.ones(static_shape(x, 1)[0], np.float32)
+    return (
+        lowering.graph.constant(ones) if weight is None else lowering.value(weight),
+        lowering.graph.constant(0 * ones) if bias is None else lowering.value(bias),
+    )
+
+
+def _batch_norm_backward(lowering: Lowering, node: fx.Node) -> Value:
+    """Return the gradients of x, weight and bias, with few passes over the values.
+
+        dx = a g - a inverse^2 mean(g (x - mean)) (x - mean) - a mean(g),  a = weight inverse
+
+    With fixed statistics dx = a g.
+    """
+    given = arguments(node)
+    gradient, x, weight, running_mean, running_variance, mean_node, inverse_node = given[:7]
+    training, epsilon = given[7:9]
+    graph, g, value = lowering.graph, lowering.value(gradient), lowering.value(x)
+    rank = len(shape_of(x))
+    axes = graph.ints([0, *range(2, rank)])
+    column = graph.ints([1, -1, *[1] * (rank - 2)])
+    if training:
+        mean, inverse = lowering.value(mean_node), lowering.value(inverse_node)
+    else:
+        mean, variance = lowering.value(running_mean), lowering.value(running_variance)
+        shifted = graph.op("Add", variance, _scalar(lowering, epsilon))
+        inverse = graph.op("Reciprocal", graph.op("Sqrt", shifted))
+    factor = inverse
+    if weight is not None:
+        factor = graph.op("Mul", inverse, lowering.value(weight))
+    total = graph.op("ReduceSum", g, axes, keepdims=0)
+    centred = graph.op("Sub", value, graph.op("Reshape", mean, column))
+    slope = graph.op("ReduceSum", graph.op("Mul", g, centred), axes, keepdims=0)
+    weight_gradient = graph.op("Mul", slope, inverse)
+    if not training:
+        dx = graph.op("Mul", g, graph.op("Reshape", factor, column))
+        return dx, weight_gradient, total
+    sizes = (
+        graph.op("Cast", graph.op("Size", of), to=ELEMENT_TYPES[torch.float32])
+        for of in (value, mean)
+    )
+    share = graph.op("Div", factor, graph.op("Div", *sizes))
+    along = graph.op("Mul", share, graph.op("Mul", weight_gradient, inverse))
+    level = graph.op("Mul", share, total)
+    if isinstance(channels := shape_of(x)[1], int):
+        zeros, ones = np.zeros(channels, np.float32), np.ones(channels, np.float32)
+        fixed = graph.constant(zeros), graph.constant(ones)
+        scaled = graph.op(
+            "BatchNormalization", g, factor, graph.op("Neg", level), *fixed, epsilon=0.0
+        )
+    else:  # torch stacked pictures as channels
+        scaled = graph.op("Mul", g, graph.op("Reshape", factor, column))
+        scaled = graph.op("Sub", scaled, graph.op("Reshape", level, column))
+    part = graph.op("Mul", centred, graph.op("Reshape", along, column))
+    return graph.op("Sub", scaled, part), weight_gradient, total
+
+
+MOST_ONES = 4096
+"""Values of a constant weight; a layer norm without weights over more axes is computed by parts."""
+
+
 def _layer_norm(lowering: Lowering, node: fx.Node) -> Value:
     """Normalise each example over its last axes."""
     x, shape, weight, bias, epsilon = arguments(node)
     rank = len(shape_of(x))
     axes = list(range(rank - len(shape), rank))
+    if weight is not None or math.prod(shape) <= MOST_ONES:
+        ones = None if weight is not None else np.ones([int(size) for size in shape], np.float32)
+        inputs = [lowering.graph.constant(ones) if ones is not None else lowering.value(weight)]
+        inputs += [lowering.value(bias)] if bias is not None else []
+        given = {"axis": axes[0], "epsilon": epsilon}
+        return lowering.graph.ops("LayerNormalization", 3, lowering.value(x), *inputs, **given)
     result, mean, _, inverse = _standardised(lowering, lowering.value(x), axes, epsilon)
     for kind, part in (("Mul", weight), ("Add", bias)):
         if part is not None:
             result = lowering.graph.op(kind, result, lowering.value(part))
     return result, mean, inverse
+
+
+def _layer_norm_backward(lowering: Lowering, node: fx.Node) -> Value:
+    """Return the gradients of x, weight and bias.
+
+    dx = inverse (h - mean(h) - x' mean(h x')),  h = g weight,  x' = (x - mean) inverse
+    """
+    gradient, x, shape, mean, inverse_node, weight = arguments(node)[:6]
+    graph, g = lowering.graph, lowering.value(gradient)
+    first, rank = len(shape_of(x)) - len(shape), len(shape_of(x))
+    over, rest = graph.ints(list(range(first, rank))), graph.ints(list(range(first)))
+    inverse = lowering.value(inverse_node)
+    centred = graph.op("Sub", lowering.value(x), lowering.value(mean))
+    standard = graph.op("Mul", centred, inverse)
+    slope = graph.op("Mul", g, standard)
+    h, along = g, slope
+    if weight is not None:
+        h = graph.op("Mul", g, lowering.value(weight))
+        along = graph.op("Mul", h, standard)
+    level = graph.op("ReduceMean", h, over, keepdims=1)
+    part = graph.op("Mul", standard, graph.op("ReduceMean", along, over, keepdims=1))
+    dx = graph.op("Mul", graph.op("Sub", graph.op("Sub", h, level), part), inverse)
+    return (
+        dx,
+        graph.op("ReduceSum", slope, rest, keepdims=0),
+        graph.op("ReduceSum", g, rest, keepdims=0),
+    )
 
 
 def _group_norm(lowering: Lowering, node: fx.Node) -> Value:
@@ -113,13 +209,20 @@ def _standardised(
     lowering: Lowering, value: str, axes: list[int], epsilon: float
 ) -> tuple[str, str, str, str]:
     """Return (x - mean) / sqrt(variance + epsilon) over axes, mean, variance and the factor."""
+    centred, mean, variance, inverse = _moments(lowering, value, axes, epsilon)
+    return lowering.graph.op("Mul", centred, inverse), mean, variance, inverse
+
+
+def _moments(
+    lowering: Lowering, value: str, axes: list[int], epsilon: float
+) -> tuple[str, str, str, str]:
+    """Return x - mean over axes, mean, variance and 1 / sqrt(variance + epsilon)."""
     graph, over = lowering.graph, lowering.graph.ints(axes)
     mean = graph.op("ReduceMean", value, over, keepdims=1)
     centred = graph.op("Sub", value, mean)
     variance = graph.op("ReduceMean", graph.op("Mul", centred, centred), over, keepdims=1)
     deviation = graph.op("Sqrt", graph.op("Add", variance, _scalar(lowering, epsilon)))
-    inverse = graph.op("Reciprocal", deviation)
-    return graph.op("Mul", centred, inverse), mean, variance, inverse
+    return centred, mean, variance, graph.op("Reciprocal", deviation)
 
 
 def _updated(lowering: Lowering, running: fx.Node, batch: str, momentum: float) -> str:
@@ -137,6 +240,8 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten._native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "aten._native_batch_norm_legit_functional.default": _batch_norm_training,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm_evaluation,
+    "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.native_layer_norm.default": _layer_norm,
+    "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten.native_group_norm.default": _group_norm,
 }

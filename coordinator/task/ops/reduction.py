@@ -15,10 +15,12 @@ from fairbed.coordinator.task.lowering import (
     Value,
     arguments,
     dtype_of,
+    operation_name,
     shape_of,
     static_shape,
     unsupported,
 )
+from fairbed.coordinator.task.ops.elementwise import ALIASES
 
 
 def _reduce(kind: str) -> Handler:
@@ -41,6 +43,50 @@ def _softmax(kind: str) -> Handler:
         return lowering.graph.op(kind, lowering.tensor(source, dtype_of(node)), axis=axis)
 
     return handler
+
+
+_LINEAR = (
+    "aten.view.default",
+    "aten.reshape.default",
+    "aten._unsafe_view.default",
+    "aten.expand.default",
+    "aten.mul.Scalar",
+    "aten.div.Scalar",
+    *ALIASES,
+)
+"""Operations whose result is finite where their first argument is."""
+
+
+def _safe_softmax(lowering: Lowering, node: fx.Node) -> Value:
+    """Return a softmax that is 0 where all inputs are -inf: where a mask hides each position.
+
+    Products alone hide none. Otherwise a finite least input replaces NaN of such a row by a share,
+    and a factor makes it 0.
+    """
+    source, axis = arguments(node)[:2]
+    graph, value = lowering.graph, lowering.tensor(source, dtype_of(node))
+    origin = source
+    while operation_name(origin) in _LINEAR and isinstance(origin.args[0], fx.Node):
+        origin = origin.args[0]
+    if operation_name(origin) in ("aten.bmm.default", "aten.mm.default"):
+        return graph.op("Softmax", value, axis=axis)
+    least = lowering.tensor(float(np.finfo(np.float32).min), torch.float32)
+    over = graph.ints([axis % len(shape_of(source))])
+    most = graph.op("ReduceMax", value, over, keepdims=1)
+    is_shown = graph.op("GreaterOrEqual", most, least)
+    shown = graph.op("Cast", is_shown, to=ELEMENT_TYPES[torch.float32])
+    found = graph.op("Softmax", graph.op("Max", value, least), axis=axis)
+    return graph.op("Mul", found, shown)
+
+
+def _softmax_backward(lowering: Lowering, node: fx.Node) -> Value:
+    """Return y (g - sum(g y))."""
+    gradient, result, axis = arguments(node)[:3]
+    graph, g, y = lowering.graph, lowering.value(gradient), lowering.value(result)
+    over = graph.ints([axis % max(1, len(shape_of(result)))])
+    weighted = graph.op("Mul", g, y)
+    total = graph.op("ReduceSum", weighted, over, keepdims=1)
+    return graph.op("Sub", weighted, graph.op("Mul", y, total))
 
 
 def _argmax(lowering: Lowering, node: fx.Node) -> Value:
@@ -168,5 +214,7 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.sort.default": _sorted,
     "aten._log_softmax.default": _softmax("LogSoftmax"),
     "aten._softmax.default": _softmax("Softmax"),
+    "aten._safe_softmax.default": _safe_softmax,
+    "aten._softmax_backward_data.default": _softmax_backward,
     "aten.argmax.default": _argmax,
 }

@@ -127,6 +127,22 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)),
         ],
     ),
+    "rules of fast steps": (
+        pictures,
+        PICTURE,
+        [
+            nn.Sequential(nn.Conv2d(4, 256, 1, stride=3), nn.Conv2d(256, 256, 3, padding=1)),
+            nn.Sequential(nn.BatchNorm2d(4), nn.ReLU6()),
+            nn.BatchNorm2d(4, affine=False),
+            nn.BatchNorm2d(4).eval(),
+            nn.LayerNorm([8, 9]),
+            lambda x: x[:, 0] * x[:, 2] + x[:, 1] * x[:, 3],
+            lambda x: functional.scaled_dot_product_attention(x, x, x),
+            lambda x: functional.scaled_dot_product_attention(
+                x, x, x, torch.arange(8).unsqueeze(1) > torch.arange(8)
+            ),
+        ],
+    ),
     "convolutions of lines": (
         lines,
         LINE,
