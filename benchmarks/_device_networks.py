@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._vision import MODELS
+from fairbed.wire.artifact import TaskKind, XRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,9 @@ class Network:
     classes: int
     tokens: int = 0
     """Size of the vocabulary; 0 for x in float32."""
+    kind: TaskKind = "classification"
+    y_shape: tuple[int, ...] = ()
+    x_range: XRange | None = None
 
 
 class _Tokens(nn.Module):

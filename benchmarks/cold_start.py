@@ -23,6 +23,7 @@ from unittest import mock
 
 import msgspec
 import numpy as np
+import torch
 from torch import nn
 
 from benchmarks._meter import median
@@ -35,10 +36,31 @@ from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.testbed.progress import tracked
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.selfcheck import selfcheck_inputs
-from tests.coordinator.task.architectures import Dense, block, head, mobilenet_v2, normed
+from tests.coordinator.task.convolutional_networks import basic, head, mobilenet_v2, normed
 
 BATCH, STEPS = 16, 5
 PLANNED, EACH_TIME, KEPT = "planned reuse", "each time", "kept"
+
+
+class Dense(nn.Module):
+    """Each layer reads the outputs of all before it."""
+
+    def __init__(self, inputs: int, growth: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(inputs + k * growth),
+                nn.ReLU(),
+                nn.Conv2d(inputs + k * growth, growth, 3, padding=1, bias=False),
+            )
+            for k in range(layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the inputs and all outputs, joined as channels."""
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], 1)
+        return x
 
 
 def densenet(blocks: tuple[int, ...] = (6, 12, 24, 16), growth: int = 8) -> nn.Module:
@@ -59,7 +81,7 @@ def resnet() -> nn.Module:
     """Return the blocks of ResNet-18, narrow."""
     layers, channels = list[nn.Module]([normed(3, 16)]), 16
     for width in (16, 32, 64, 128):
-        layers += [block(channels, width, 1 if width == 16 else 2), block(width, width)]
+        layers += [basic(channels, width, 1 if width == 16 else 2), basic(width, width)]
         channels = width
     return nn.Sequential(*layers, *head(channels))
 

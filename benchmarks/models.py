@@ -107,16 +107,11 @@ def _chosen(names: str | None, *, is_small: bool) -> list[tuple[str, Any, bool]]
 
     found: list[tuple[str, Any, bool]] = [(name, net, False) for name, net in NETWORKS.items()]
     if is_small:
-        from tests.coordinator.task.architectures import ARCHITECTURES, VOCABULARY
+        from tests.coordinator.task.architectures import ARCHITECTURES
 
-        found += [
-            (
-                name,
-                Network(a.make, a.x_shape, a.classes, VOCABULARY if a.has_tokens else 0),
-                True,
-            )
-            for name, a in ARCHITECTURES.items()
-        ]
+        for name, a in ARCHITECTURES.items():
+            of_x = a.x_shape, a.classes, a.x_classes
+            found.append((name, Network(a.make, *of_x, a.kind, a.y_shape, a.x_range), True))
     begins = None if names is None else tuple(names.split(","))
     return [entry for entry in found if begins is None or entry[0].startswith(begins)]
 
@@ -141,6 +136,9 @@ def measured(name: str, network: Any, is_small: bool, batch: int, seconds: float
             network.classes,
             x_dtype="int64" if network.tokens else "float32",
             x_classes=network.tokens,
+            kind=network.kind,
+            y_shape=network.y_shape,
+            x_range=network.x_range,
             report=found.append,
         )
     except TaskError as exc:

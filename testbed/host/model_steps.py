@@ -63,7 +63,9 @@ def step_times(
 
     spec = artifact.spec
     engine = OnnxEngine(artifact)
-    reference = TorchReference(module, spec.layout, spec.kind, is_double=False)
+    reference = TorchReference(
+        module, spec.layout, spec.kind, is_double=False, classes_axis=spec.classes_axis
+    )
     _, x, y = selfcheck_inputs(spec, seed=0, batch=batch)
     vector = initial_vector(spec, seed=0)
     reference.step(vector, x, y)  # loads the same values

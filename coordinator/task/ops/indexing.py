@@ -81,11 +81,13 @@ def _add(lowering: Lowering, node: fx.Node) -> Value:
     """Add; gradients of all places of an axis are joined instead."""
     parts = _placed(node)
     first = next(iter(parts.values()), node)
-    if len(parts) < 2 or len(parts) < int(shape_of(node)[axis := _axis(first, first.args[2])]):
+    if len(parts) < 2 or len(parts) < int(
+        shape_of(node)[axis := _axis(first, arguments(first)[2])]
+    ):
         return elementwise.OPERATIONS["aten.add.Tensor"](lowering, node)
     over = lowering.graph.ints([axis])
     wide = (
-        lowering.graph.op("Unsqueeze", lowering.value(parts[at].args[0]), over)
+        lowering.graph.op("Unsqueeze", lowering.value(arguments(parts[at])[0]), over)
         for at in sorted(parts)
     )
     return lowering.graph.op("Concat", *wide, axis=axis)
@@ -106,7 +108,7 @@ def _placed(node: fx.Node) -> dict[int, fx.Node]:
         axis = _axis(term, term.args[2])
         first = next(iter(found.values()), term)
         size = shape_of(term)[axis]
-        is_alike = axis == _axis(first, first.args[2]) and shape_of(term) == shape_of(node)
+        is_alike = axis == _axis(first, arguments(first)[2]) and shape_of(term) == shape_of(node)
         if not isinstance(size, int) or not is_alike or int(term.args[3]) % size in found:
             return {}
         found[int(term.args[3]) % size] = term

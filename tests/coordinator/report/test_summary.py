@@ -15,7 +15,8 @@ from msgspec import structs
 
 from fairbed.coordinator.algorithms.sampling_noise import sampling_noise
 from fairbed.coordinator.report.quantities import SampleCount
-from fairbed.coordinator.report.summary import Positions, RunSummary, summarise_run, summary_table
+from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
+from fairbed.coordinator.report.summary_schema import Positions
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, ExchangeRow, PersonalScoreRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run

@@ -58,7 +58,7 @@ def _characters(read: str) -> nn.Module:
     return Text(body, 8, VOCABULARY, read=read)
 
 
-def _two_layers(cells: type[nn.RNNBase]) -> nn.Module:
+def _two_layers(cells: type[nn.GRU] | type[nn.LSTM]) -> nn.Module:
     return PaddedText(cells(12, 12, 2, batch_first=True, dropout=0.2), padding=0, dropout=0.3)
 
 

@@ -202,7 +202,8 @@ class Angles(nn.Module):
     """An operation without a rule."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.special.i0(x)
+        y: torch.Tensor = torch.special.i0(x)
+        return y
 
 
 class Both(nn.Module):

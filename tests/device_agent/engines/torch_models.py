@@ -56,7 +56,8 @@ class Bessel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return values in the shape of x."""
-        return torch.special.i0(x)
+        y: Tensor = torch.special.i0(x)
+        return y
 
 
 def bessel(x_shape: tuple[int, ...], classes: int) -> nn.Module:
