@@ -81,7 +81,7 @@ class Case:
     x_shape: tuple[int, ...]
     batch: int
     micro_batch: int | None = None
-    """None is a whole mini-batch, 0 is chosen by the memory of the board."""
+    """Not set: a whole mini-batch; 0: as many as the memory of the board allows."""
     board: str = "raspberry-pi-4b"
 
     @property

@@ -86,7 +86,7 @@ class Fitting:
         return min(size, most) if self.chooses or most >= size else 0
 
     def micro_batch(self, memory_bytes: int, n_k: int) -> int | None:
-        """Return what `Hyperparameters.micro_batch` is for a device; None is a whole mini-batch."""
+        """Return the `Hyperparameters.micro_batch` of a device; None for a whole mini-batch."""
         size = self.part_size(memory_bytes, n_k)
         return size if 0 < size < self.batch_size else None
 

@@ -90,7 +90,7 @@ def evaluation_batch(spec: TaskSpec) -> int:
 
 
 def parts(n: int, size: int | None) -> list[slice]:
-    """Return the parts of n examples, of `size` and in order; None is one part."""
+    """Return the parts of n examples, of `size` and in order; without a size, one part."""
     size = n if size is None else size
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 

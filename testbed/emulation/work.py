@@ -50,7 +50,7 @@ def passes_s(
         steps: Steps of each device, shape (K,); the last pass may be incomplete.
         batch_size: Size of all batches but the last of a pass.
         part_size: Examples of a batch that are computed at once, of all devices or of each, shape
-            (K,); each part has the fixed cost of a step. None is a whole batch.
+            (K,); each part has the fixed cost of a step. None: a whole batch.
     """
     size = batch_size if part_size is None else part_size
     whole, rest = np.divmod(n_examples, batch_size)
@@ -78,9 +78,9 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     work: StepWork | None = None
     """Arithmetic and memory traffic of the training step; None is unknown."""
     evaluation_work: StepWork | None = None
-    """The same of an evaluation; None is unknown."""
+    """The same of an evaluation; None if it is not counted."""
     memory: TaskMemory | None = None
-    """Peak memory of training; None is so little that it was not measured."""
+    """Peak memory of training; None if it is small, or a step is not counted."""
     measured_at: float | None = None
     """Time of the measurement, seconds since 1970; None is unknown."""
 
@@ -163,7 +163,7 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     @property
     def memory(self) -> TaskMemory | None:
-        """Peak memory of training; None is so little that it was not measured."""
+        """Peak memory of training; None if it is small, or a step is not counted."""
         if not self.memory_least_bytes:
             return None
         return TaskMemory(
@@ -174,7 +174,7 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     @property
     def work(self) -> StepWork | None:
-        """Arithmetic and memory traffic of a training step; None is unknown."""
+        """Arithmetic and memory traffic of a training step; None if it is not counted."""
         found = StepWork(**{name: getattr(self, name) for name in StepWork.__struct_fields__})
         return None if found == StepWork(fixed_bytes=found.fixed_bytes) else found
 

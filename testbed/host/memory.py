@@ -55,7 +55,7 @@ def task_memory(
         artifact: The task.
         encoded: The task as it is sent.
         hyperparameters: Batch size, parts and the terms of a step.
-        work: Memory traffic of a step; None is unknown.
+        work: Memory traffic of a step; None if it is not counted.
 
     Raises:
         BackendError: A step cannot be measured.

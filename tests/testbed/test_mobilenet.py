@@ -29,6 +29,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_it_trains_in_a_live_run_and_in_a_replay_from_one_export(experiment: Path) -> None:
     replayed = result_of(experiment, "replay", "rounds=4")
     (kept,) = (experiment.parent / "cache" / "fairbed" / "exports").iterdir()

@@ -67,6 +67,7 @@ def result_of(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_tokens_train_in_a_live_run_and_in_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["char-lstm", "transformer"])
 def test_it_learns_more_than_frequencies_without_torch_on_devices(folder: Path, name: str) -> None:
     path = folder / f"{name}.toml"

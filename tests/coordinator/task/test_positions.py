@@ -141,6 +141,7 @@ def gradient_of(model: nn.Module) -> NDArray[np.float64]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", TASKS)
 def test_loss_and_gradient_equal_those_of_torch_on_both_engines(name: str) -> None:
     factory, x_shape, classes, _, _ = TASKS[name]
@@ -161,6 +162,7 @@ def test_loss_and_gradient_equal_those_of_torch_on_both_engines(name: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", TASKS)
 def test_evaluations_count_positions_and_add_up_by_chunks(name: str) -> None:
     factory, x_shape, classes, _, _ = TASKS[name]
@@ -189,6 +191,7 @@ def test_evaluations_count_positions_and_add_up_by_chunks(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_rows_of_weight_0_and_random_weights_are_exact() -> None:
     task = task_of("tokens", "onnx")
     vector, (x, y) = initial_vector(task.spec, 3), examples(task, 13)
@@ -218,6 +221,7 @@ def weighted(engine: Engine, vector: NDArray[np.float32], x: Any, y: Any) -> tup
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_micro_batches_weighted_by_their_positions_are_the_whole_batch() -> None:
     task = task_of("tokens", "onnx")
     engine, vector = open_own_engine(task), initial_vector(task.spec, 3)
@@ -239,6 +243,7 @@ def square(x_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_an_output_with_two_axes_of_the_classes_needs_the_key() -> None:
     where = f"{HERE}:square"
     with pytest.raises(TaskError, match=r"^model.classes_axis: must name the axis of the 5 cl"):

@@ -98,6 +98,7 @@ def test_a_model_without_batch_statistics_may_have_parts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_model_with_batch_statistics_needs_the_permission() -> None:
     pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
     for engine in ("onnx", "torch"):
@@ -115,6 +116,7 @@ def test_a_model_with_batch_statistics_needs_the_permission() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_memory_of_a_size_between_is_predicted_within_20_percent() -> None:
     task = decode_artifact(read_shipped("cnn-1x28x28-10"))
     encoded = encode_artifact(task)

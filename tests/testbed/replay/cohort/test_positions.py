@@ -84,6 +84,7 @@ def test_stacked_weights_are_those_of_positions() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_vectorised_and_torch_trainers_weight_tokens_as_devices_with_graphs_do() -> None:
     options: dict[str, Any] = {"x_classes": VOCABULARY, "y_shape": (LENGTH,)}
     task = build_task(MODEL, (LENGTH,), VOCABULARY, engine="onnx", **options)
