@@ -42,6 +42,7 @@ SUFFIXES = {
     ".js",
     ".json",
     ".yml",
+    ".txt",
 }
 """File types of the package; any other file is there by mistake."""
 
