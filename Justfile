@@ -89,6 +89,11 @@ check: lint
 @test-arm64 *steps: setup
     {{ drop_dashes }} python tools/arm64.py "$@"
 
+# Run `./just demo` and `./just test` in a Debian with python3 and git only; as root, about 20 minutes
+[no-exit-message]
+@test-minimal *steps: setup
+    {{ drop_dashes }} python tools/minimal.py "$@"
+
 # Test on a kernel with cgroup v2 and netem, under systemd, in User Mode Linux; as root
 [no-exit-message]
 @test-kernel *steps: setup

@@ -1,5 +1,6 @@
 """The house around the code: the wrapper, the setup, the pins, the links."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tools import fetch_pip
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,7 +24,7 @@ OLD_PYTHON = """#!/bin/sh
 case $1 in -V) echo Python 3.8.10 ;; *) exit 1 ;; esac
 """
 BARE_PYTHON = """#!/bin/sh
-# New enough, but without ensurepip, virtualenv and pip.
+# New enough, but without ensurepip and venv.
 case $* in -V) echo Python 3.11.2 ;; *version_info*) ;; *) exit 1 ;; esac
 """
 ECHO_RUNNER = """#!/bin/sh
@@ -42,7 +45,8 @@ def _executable(path: Path, text: str) -> Path:
 def checkout(tmp_path: Path) -> Path:
     """Return an empty checkout with the wrapper and the setup, and no `.venv` yet."""
     folder = tmp_path / "a checkout"
-    for name in ("just", "tools/setup.sh", "pyproject.toml", "constraints.txt"):
+    files = ("just", "tools/setup.sh", "tools/fetch_pip.py", "pyproject.toml", "constraints.txt")
+    for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder
@@ -91,14 +95,63 @@ def test_setup_names_the_version_when_python_is_too_old(checkout: Path) -> None:
     )
 
 
-def test_setup_tells_the_one_command_that_a_bare_debian_needs(checkout: Path) -> None:
+def test_setup_tells_the_one_command_that_a_python_without_venv_needs(checkout: Path) -> None:
     _executable(checkout / "python3", BARE_PYTHON)
     done = _run("sh", "tools/setup.sh", "demo", cwd=checkout, PYTHON="./python3")
     assert done.returncode == 1
     assert done.stderr == (
         "setup: Python must be able to build virtual environments, got ./python3 without "
-        "ensurepip; type: sudo apt-get install -y python3-venv\n"
+        "venv; type: sudo apt-get install -y python3-venv\n"
     )
+
+
+def test_setup_refuses_another_pip_where_python_has_no_ensurepip(
+    checkout: Path, tmp_path: Path
+) -> None:
+    bare = f"""#!/bin/sh
+case $* in *ensurepip*) exit 1 ;; *) exec {sys.executable} "$@" ;; esac
+"""
+    _executable(checkout / "python3", bare)
+    index = _index(tmp_path, b"another file")
+    env = {"PYTHON": "./python3", "PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull}
+    done = _run("sh", "tools/setup.sh", "runner", cwd=checkout, **env)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"fetch_pip: {fetch_pip.WHEEL} must come from a package index: {index}/pip/ has another "
+        "file of this name, with another SHA-256\n"
+        "setup: pip could not be fetched (its reason is above); type the same command again, or: "
+        "sudo apt-get install -y python3-venv\n"
+    )
+
+
+def _index(folder: Path, wheel: bytes) -> str:
+    """Write a package index that holds pip's wheel; return its URL."""
+    place = folder / "index" / "pip"
+    place.mkdir(parents=True)
+    (place / "index.html").write_text(f'<a href="../{fetch_pip.WHEEL}#sha256=0">pip</a>')
+    (place.parent / fetch_pip.WHEEL).write_bytes(wheel)
+    return place.parent.as_uri()
+
+
+def test_pip_comes_from_the_first_index_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_pip, "SHA256", hashlib.sha256(b"wheel").hexdigest())
+    index = _index(tmp_path, b"wheel")
+    assert fetch_pip.fetch(["file:///nowhere/simple", index], None) == b"wheel"
+    with pytest.raises(fetch_pip.FetchError, match=r"file:///nowhere/simple/pip/: .*No such file"):
+        fetch_pip.fetch(["file:///nowhere/simple"], None)
+
+
+def test_pip_is_asked_for_where_pip_would_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://a/simple\ncert = a.pem\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_CERT", "b.pem")
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    settings = fetch_pip.pip_settings()
+    assert (settings["index-url"], settings["cert"]) == ("https://a/simple", "b.pem")
 
 
 def test_setup_refuses_an_unknown_level(checkout: Path) -> None:

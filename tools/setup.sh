@@ -47,19 +47,17 @@ find_python() {
 install one and name it: PYTHON=python3.12 ./just demo"
 }
 
-# Use what the machine offers: venv, virtualenv, or venv without pip and the system's pip.
+# Debian's python3 has no ensurepip: pip then comes from the package index.
 make_venv() {
     echo "setup: building $venv with $("$python" -V)"
     if "$python" -c 'import ensurepip, venv; ensurepip.version()' >/dev/null 2>&1; then
         "$python" -m venv --clear "$venv"
-    elif "$python" -m virtualenv --version >/dev/null 2>&1; then
-        "$python" -m virtualenv -q --clear "$venv"
-    elif "$python" -m pip --version >/dev/null 2>&1; then
-        "$python" -m venv --without-pip --clear "$venv"
-        site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        "$python" -m pip install -q --target "$site" pip
+    elif "$python" -m venv --without-pip --clear "$venv"; then
+        "$venv/bin/python" tools/fetch_pip.py ||
+            fail "pip could not be fetched (its reason is above); \
+type the same command again, or: sudo apt-get install -y $(basename "$python")-venv"
     else
-        fail "Python must be able to build virtual environments, got $python without ensurepip; \
+        fail "Python must be able to build virtual environments, got $python without venv; \
 type: sudo apt-get install -y $(basename "$python")-venv"
     fi
 }
@@ -71,7 +69,7 @@ install() {
 
 # It must run, be this checkout's (its scripts hold the path) and have the Python that was asked.
 is_usable() {
-    is_new_enough "$venv/bin/python" && grep -qsF "$(pwd -P)/$venv" "$venv/bin/activate" &&
+    is_new_enough "$venv/bin/python" && [ -x "$venv/bin/pip" ] && grep -qsF "$(pwd -P)/$venv" "$venv/bin/activate" &&
         { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -V 2>&1)" = "$("$venv/bin/python" -V)" ]; }
 }
 
