@@ -1,18 +1,28 @@
 """Round time of 20 unthrottled agents with a 1 MB model, and the time to the first round.
 
     fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--client direct]
-                             [--echo] [--json]
+                             [--echo] [--flower PYTHON] [--turns 5] [--json]
 
 MLP 784-318-10 (253,000 values), 320 training examples per device, batch 32, one epoch, all devices
 in every round, no evaluation. A round lasts from the dispatch to the publication of the next
 model. `cpu_ms_KIND` is the processor time of all processes of a kind in one round (Linux only).
 With `--echo` a device takes one step instead of an epoch, so that mostly the exchange remains.
+
+PYTHON is an interpreter with flwr 1.8.0. Then `--turns` runs of ours take turns with as many of
+Flower: `start_server` and a process of `start_client` for each agent, FedAvg, the same initial
+model, the same formulas in numpy. There a round lasts from the end of one to the end of the next.
 """
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -21,10 +31,24 @@ import numpy as np
 
 from benchmarks._live_run import ALL_STEPS, live_run, save_random_examples
 from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.host.loopback import free_port
+from fairbed.testbed.progress import tracked
+from fairbed.wire.artifact import initial_vector
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
-EXAMPLES = 400
+EXAMPLES, TRAINED = 400, 320
 """Per device; a fifth is held out."""
+WIDTHS = (784, 318, 10)
+BATCH = 32
+FLOWER = "1.8.0"
+FLOWER_PROCESSES = "_flower_processes"
+"""Module of this folder that Flower's interpreter runs."""
+FLOWER_S = 300.0
+"""Longest run of Flower."""
+
+Result = dict[str, float | int | str]
 
 
 def main(arguments: list[str]) -> int:
@@ -36,27 +60,133 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--client", default=DEFAULT_CLIENT, choices=get_args(Client))
     parser.add_argument("--echo", action="store_true", help="one step of training, no epoch")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--flower", metavar="PYTHON", help=f"interpreter with flwr {FLOWER}")
+    parser.add_argument("--turns", type=int, default=5, help="of ours and of Flower's")
     options = parser.parse_args(arguments)
     if options.rounds < 3:
         parser.error(f"--rounds: must be at least 3, got {options.rounds}")
-    result = measure(
-        options.agents,
-        options.rounds,
-        options.broker,
-        client=options.client,
-        is_echo=options.echo,
-    )
+    if options.turns < 1:
+        parser.error(f"--turns: must be at least 1, got {options.turns}")
+
+    def ours() -> Result:
+        return measure(
+            options.agents,
+            options.rounds,
+            options.broker,
+            client=options.client,
+            is_echo=options.echo,
+        )
+
+    def flower() -> Result:
+        steps = 1 if options.echo else TRAINED // BATCH
+        return measure_flower(options.flower, options.agents, options.rounds, steps)
+
+    result = in_turns(ours, flower, options.turns) if options.flower else ours()
     if options.json:
         print(msgspec.json.encode(result).decode())
     else:
+        width = max(map(len, result)) + 2
         for key, value in result.items():
-            print(f"{key:<22}{value:.3f}" if isinstance(value, float) else f"{key:<22}{value}")
+            print(f"{key:<{width}}" + (f"{value:.3f}" if isinstance(value, float) else f"{value}"))
     return 0
 
 
-def measure(
-    agents: int, rounds: int, broker: str, *, client: Client, is_echo: bool
-) -> dict[str, float | int | str]:
+def in_turns(ours: Callable[[], Result], flower: Callable[[], Result], turns: int) -> Result:
+    """Return the medians of both, each with its quartiles, and their ratios, turn by turn."""
+    found: dict[str, list[Result]] = {"ours": [], "flower": []}
+    for turn in tracked(range(turns), "turns", "round-time"):
+        order = [("ours", ours), ("flower", flower)]
+        for name, run in order if turn % 2 else order[::-1]:
+            found[name].append(run())
+    result: Result = {"turns": turns, "flwr": FLOWER, "load_1min": os.getloadavg()[0]}
+    for key in ("round_median_s", "first_round_done_s", "cpu_ms"):
+        columns = {name: [cpu_ms(run, key) for run in runs] for name, runs in found.items()}
+        columns["ratio"] = [a / b for a, b in zip(columns["ours"], columns["flower"], strict=True)]
+        for name, values in columns.items():
+            low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+            result |= {f"{name}_{key}": float(median)}
+            result |= {f"{name}_{key}_quartiles": f"{low:.3f} to {high:.3f}"}
+    return result
+
+
+def cpu_ms(run: Result, key: str) -> float:
+    """Return a number of a run; `cpu_ms` is the sum over the kinds of processes."""
+    return sum(float(value) for name, value in run.items() if name.startswith(key))
+
+
+def measure_flower(python: str, agents: int, rounds: int, steps: int) -> Result:
+    """Return the times of one run of Flower's server and clients, seconds.
+
+    Raises:
+        SystemExit: A process failed, or the version is another.
+    """
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        rng = np.random.default_rng(0)
+        np.save(folder / "x.npy", rng.standard_normal((TRAINED * agents, 784)).astype(np.float32))
+        np.save(folder / "y.npy", np.arange(TRAINED * agents) % 10)
+        np.save(folder / "model.npy", initial_vector(load_task("mlp", WIDTHS[:1], 10).spec, 0))
+        job = {
+            "folder": str(folder),
+            "address": f"127.0.0.1:{free_port()}",
+            "ends": [TRAINED * (k + 1) for k in range(agents)],
+            "widths": WIDTHS,
+            "batch": BATCH,
+            "steps": steps,
+            "learning_rate": 0.05,
+            "rounds": rounds,
+        }
+        (folder / "job.json").write_bytes(msgspec.json.encode(job))
+        environ = {
+            **os.environ,
+            "FLOWER_JOB": str(folder / "job.json"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "PYTHONPATH": str(Path(__file__).parent),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        log = stack.enter_context((folder / "log").open("ab"))
+        started = time.monotonic()
+
+        def start(role: str) -> "subprocess.Popen[bytes]":
+            process = stack.enter_context(
+                subprocess.Popen(
+                    guarded([python, "-m", FLOWER_PROCESSES, role]),
+                    stdout=subprocess.PIPE if role == "server" else subprocess.DEVNULL,
+                    stderr=log,
+                    env=environ,
+                )
+            )
+            stack.callback(process.terminate)
+            return process
+
+        server = start("server")
+        clients = [start(str(k)) for k in range(agents)]
+        (folder / "pids.json").write_bytes(msgspec.json.encode([c.pid for c in clients]))
+        try:
+            output, _ = server.communicate(timeout=FLOWER_S)
+        except subprocess.TimeoutExpired:
+            sys.stderr.buffer.write((folder / "log").read_bytes()[-3000:])
+            raise SystemExit(f"round-time: Flower must end within {FLOWER_S:.0f} s") from None
+        if server.returncode:
+            sys.stderr.buffer.write((folder / "log").read_bytes()[-2000:])
+            raise SystemExit(f"round-time: Flower failed with exit code {server.returncode}")
+    found = msgspec.json.decode(output.splitlines()[-1])
+    if found["version"] != FLOWER:
+        raise SystemExit(f"round-time: flwr must be {FLOWER}, got {found['version']}")
+    ends = found["ends"]
+    cpu = [1e3 * (ends[-1][k] - ends[0][k]) / (rounds - 1) for k in (1, 2)]
+    return {
+        "agents": agents,
+        "rounds": rounds,
+        "first_round_done_s": ends[0][0] - started,
+        "round_median_s": statistics.median(b[0] - a[0] for a, b in pairwise(ends)),
+        "cpu_ms_server": cpu[0],
+        "cpu_ms_clients": cpu[1],
+    }
+
+
+def measure(agents: int, rounds: int, broker: str, *, client: Client, is_echo: bool) -> Result:
     """Return the times of one run, seconds."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
@@ -70,7 +200,7 @@ def measure(
             rounds=rounds,
             broker=broker,
             client=client,
-            batch_size=32,
+            batch_size=BATCH,
             max_steps=1 if is_echo else ALL_STEPS,
         ) as run:
             closings = run.rounds()

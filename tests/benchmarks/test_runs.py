@@ -27,6 +27,23 @@ def test_round_time_tells_how_long_a_round_takes(
     assert 0.0 < result["round_median_s"] < result["first_round_done_s"]
 
 
+def test_round_time_takes_turns_with_flower(capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    def run(name: str, s: float) -> round_time.Result:
+        order.append(name)
+        return {"round_median_s": s * len(order), "first_round_done_s": 1.0, "cpu_ms_x": 2.0}
+
+    found = round_time.in_turns(lambda: run("ours", 1.0), lambda: run("flower", 2.0), turns=2)
+    assert order == ["flower", "ours", "ours", "flower"]
+    assert (found["ours_round_median_s"], found["flower_round_median_s"]) == (2.5, 5.0)
+    assert found["ratio_round_median_s"] == (2 / 2 + 3 / 8) / 2
+    with pytest.raises(SystemExit, match="Flower failed with exit code 1"):
+        round_time.main(
+            ["--agents", "2", "--rounds", "3", "--turns", "1", "--flower", "/bin/false"]
+        )
+
+
 def test_soak_follows_memory_and_processor_time_of_every_process(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,0 +1,42 @@
+"""The counts of a round, a chunk and a message, beside their table, tests/costs.json."""
+
+import sys
+
+import pytest
+from msgspec import structs
+
+from tools import measure_costs
+from tools.measure_costs import Costs, fall, growth, read_table
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(
+        sys.version_info[:2] != measure_costs.PYTHON, reason="the counts are of one Python"
+    ),
+]
+WRITE = "; python tools/measure_costs.py --write --reason TEXT takes the new counts"
+
+
+@pytest.fixture(scope="module")
+def now() -> Costs:
+    return measure_costs.measure()
+
+
+def test_no_count_is_above_its_table(now: Costs) -> None:
+    problems = growth(now, read_table())
+    assert not problems, "\n".join([*problems, "remove the calls, or say what they buy" + WRITE])
+
+
+def test_a_table_follows_its_counts_down(now: Costs) -> None:
+    problems = fall(now, read_table())
+    assert not problems, "\n".join([*problems, "the table is too high" + WRITE])
+
+
+def test_a_function_that_grew_is_named() -> None:
+    table = read_table()
+    name = "wire/chunks.py:encode_chunk"
+    more = structs.replace(table, chunk={**table.chunk, name: table.chunk[name] + 1})
+    assert growth(more, table) == ["a chunk:", f"    {2:5} -> {3:5}  {name}"]
+    assert fall(table, more) == ["a chunk:", f"    {2:5} -> {3:5}  {name}"]
+    many = structs.replace(table, round={**table.round, "wire/x.py:f": 1000})
+    assert growth(many, table)[1] == f"    {0:5} -> {1000:5}  wire/x.py:f"

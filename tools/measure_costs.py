@@ -1,0 +1,369 @@
+"""Count what a warm round costs: python tools/measure_costs.py [--write --reason TEXT].
+
+Times move with the machine, counts do not: calls of the product's functions, messages, hashed and
+checked bytes. A real coordinator, real agents and a broker in memory run in one process, on Python
+3.11. Without options, the counts are printed beside those of the table, tests/costs.json, and the
+status is 1 if one is above it; `--write` replaces the table and keeps the reason with it.
+
+* round: all devices of `DEVICES` train once and exchange a model of one chunk.
+* exchange: what one more device adds to a round.
+* chunk: what one more chunk adds to a download and an upload, without threads and timers: exact.
+* message: encoding and decoding of each message of the wire: exact.
+
+The counts of a round are the least of some warm rounds, function by function: a timer that falls
+into one of them does not count.
+"""
+
+import argparse
+import hashlib
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+from unittest import mock
+
+import anyio
+import msgspec
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fairbed.coordinator.task.catalogue import load_task  # noqa: E402
+from fairbed.wire.chunks import chunk_slice, decode_chunk, encode_chunk, manifest_of  # noqa: E402
+from fairbed.wire.codec import decode, encode  # noqa: E402
+from fairbed.wire.transfer import Download, Upload, UploadReceiver  # noqa: E402
+from tests.coordinator.lab import PATIENT, WHOLE_FLEET, lab, make_config  # noqa: E402
+from tests.idle_time import IdleSkippingLoop, busy_threads_counted  # noqa: E402
+from tests.wire.messages import MESSAGES  # noqa: E402
+
+TABLE = ROOT / "tests" / "costs.json"
+PYTHON = (3, 11)
+"""Other versions count comprehensions differently."""
+DEVICES = 3
+WARM, ROUNDS = 3, 3
+"""The first round that is counted, and how many are."""
+TOLERANCE = 0.03
+"""A round may have so many more calls than its table: a thread that is slower polls once more."""
+FALL = 0.05
+"""A round with so many fewer calls needs a lower table."""
+CHUNKS, MORE_CHUNKS = 8, 24
+PARTS = {
+    "coordinator": "coordinator",
+    "device_agent": "agent",
+    "wire/transport": "client",
+    "wire": "wire",
+}
+"""Part by the folder of a function; the longest folder decides."""
+
+Calls = dict[str, float]
+"""Calls by `path:function`."""
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """The table."""
+
+    round: Calls
+    exchange: dict[str, float]
+    """Calls of one more device, by part."""
+    chunk: Calls
+    message: dict[str, int]
+    """Calls by name of a message."""
+    packets: int
+    """Of a round."""
+    hashed: dict[str, float]
+    """SHA-256 in a round by part, bytes per byte of the model and device."""
+    reasons: tuple[str, ...] = ()
+    """Why the table changed, the newest last."""
+
+
+class StillLoop(IdleSkippingLoop):
+    """An event loop whose clock stands still but for the timers that it skips to."""
+
+    def time(self) -> float:
+        """Seconds that were skipped."""
+        return self._skipped_s
+
+
+class Counting:
+    """Counts calls of the product's functions while it is on."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.codes: Counter[CodeType] = Counter()
+
+    def note(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Note one call; a call by a test's stand-in, such as the broker in memory, is not ours."""
+        if event != "call" or not self.is_on:
+            return
+        caller = frame.f_back
+        if caller is None or not caller.f_code.co_filename.endswith("memory.py"):
+            self.codes[frame.f_code] += 1
+
+    def take(self) -> Calls:
+        """Return the calls since the last one by name, of the product only."""
+        codes, self.codes = self.codes, Counter()
+        calls: Counter[str] = Counter()
+        for code, count in codes.items():
+            path = Path(code.co_filename).resolve()
+            name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
+            if part_of(name) is not None:
+                calls[f"{name}:{getattr(code, 'co_qualname', code.co_name)}"] += count
+        return dict(calls)
+
+
+def part_of(name: str) -> str | None:
+    """Return the part of a function; None if it is not of a live round's processes."""
+    folders = [folder for folder in PARTS if name.startswith(f"{folder}/")]
+    return PARTS[max(folders, key=len)] if folders else None
+
+
+@contextmanager
+def counting() -> Iterator[Counting]:
+    """Count in all threads that start in the context, and in this one."""
+    found = Counting()
+    threading.setprofile(found.note)
+    sys.setprofile(found.note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def measure() -> Costs:
+    """Return the counts of this checkout."""
+    calls, packets, _ = count_round(DEVICES)
+    more, _, _ = count_round(2 * DEVICES)
+    _, _, hashed = count_round(DEVICES, features=1000)
+    return Costs(
+        round=calls,
+        exchange={
+            part: (count - by_part(calls).get(part, 0)) / DEVICES
+            for part, count in by_part(more).items()
+        },
+        chunk=count_chunk(),
+        message={name: count_message(name) for name in sorted(MESSAGES)},
+        packets=packets,
+        hashed=hashed,
+    )
+
+
+def count_round(devices: int, features: int = 60) -> tuple[Calls, int, dict[str, float]]:
+    """Return calls, packets and hashed bytes of a warm round.
+
+    Args:
+        devices: All take part.
+        features: Of an example of softmax regression with 10 classes.
+    """
+    artifact = load_task("softmax", (features,), 10)
+    rounds: list[tuple[Calls, int, Counter[str]]] = []
+    hashed: Counter[str] = Counter()
+    packets = 0
+
+    def sha256(data: Any = b"", **options: Any) -> Any:
+        name = sys._getframe(1).f_code.co_filename
+        path = Path(name).resolve()
+        part = part_of(str(path.relative_to(ROOT))) if path.is_relative_to(ROOT) else None
+        hashed[part or "other"] += memoryview(data).nbytes
+        return real(data, **options)
+
+    def on_progress(progress: Any) -> None:
+        nonlocal packets
+        counter.is_on = progress.round.round >= WARM - 1
+        if progress.round.round >= WARM:
+            rounds.append((counter.take(), packets, Counter(hashed)))
+        packets = 0
+        hashed.clear()
+
+    async def run() -> None:
+        nonlocal packets
+        with tempfile.TemporaryDirectory() as folder:
+            async with lab(Path(folder), agents=devices, artifact=artifact) as place:
+                route = place.broker.route
+
+                def counted(*packet: Any) -> None:
+                    nonlocal packets
+                    packets += 1
+                    route(*packet)
+
+                place.broker.route = counted  # type: ignore[assignment,method-assign]
+                place.on_progress = on_progress
+                selection = msgspec.structs.replace(WHOLE_FLEET, per_round=devices)
+                patient = msgspec.structs.replace(PATIENT, min_devices=devices)
+                config = make_config(WARM + ROUNDS - 1, selection=selection, round=patient)
+                await place.run(config)
+
+    real = hashlib.sha256
+    with (
+        counting() as counter,
+        mock.patch("hashlib.sha256", sha256),
+        busy_threads_counted(),
+    ):
+        anyio.run(run, backend_options={"loop_factory": StillLoop})
+    size = artifact.spec.layout.size_bytes
+    calls = least(calls for calls, _, _ in rounds)
+    per_byte = {
+        part: round(min(found[part] for _, _, found in rounds) / size / devices, 2)
+        for part in sorted({*PARTS.values()})
+    }
+    return calls, min(count for _, count, _ in rounds), per_byte
+
+
+def least(rounds: Iterator[Calls]) -> Calls:
+    """Return the least count of each function, without those that a round did not call."""
+    first, *rest = rounds
+    kept = {
+        name: min(count, *(other.get(name, 0) for other in rest)) for name, count in first.items()
+    }
+    return {name: count for name, count in sorted(kept.items()) if count}
+
+
+def by_part(calls: Mapping[str, float]) -> dict[str, float]:
+    """Return the calls of each part."""
+    found = dict.fromkeys(sorted(set(PARTS.values())), 0.0)
+    for name, count in calls.items():
+        found[part_of(name) or ""] += count
+    return found
+
+
+def count_chunk() -> Calls:
+    """Return the calls that one more chunk adds to a download and an upload, both ends."""
+    few, many = count_transfer(CHUNKS), count_transfer(MORE_CHUNKS)
+    names = {*few, *many}
+    added = {
+        name: (many.get(name, 0) - few.get(name, 0)) / (MORE_CHUNKS - CHUNKS) for name in names
+    }
+    return {name: round(count) for name, count in sorted(added.items()) if count}
+
+
+def count_transfer(chunks: int) -> Calls:
+    """Return the calls of a download and an upload, on a clock that stands still."""
+    size = 1024
+    data = np.random.default_rng(0).bytes(size * chunks)
+    manifest = manifest_of(data, "model", size)
+    with counting() as counter:
+        counter.is_on = True
+        download = Download(manifest)
+        wanted = download.start(0.0)
+        while wanted:
+            wanted = [
+                new
+                for index in wanted
+                for new in download.on_chunk(
+                    decode_chunk(
+                        encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+                    ),
+                    0.0,
+                )
+            ]
+        upload, receiver = Upload(manifest, data, None), UploadReceiver(manifest, chunks)
+        for index in upload.on_grant(chunks, 0.0):
+            if receiver.on_chunk(decode_chunk(upload.frame(index)), 0.0):
+                upload.on_ack(receiver.bitmap(), 0.0)
+        counter.is_on = False
+    return counter.take()
+
+
+def count_message(name: str) -> int:
+    """Return the calls of encoding and decoding one message."""
+    with counting() as counter:
+        counter.is_on = True
+        decode(encode(MESSAGES[name]))
+        counter.is_on = False
+    return sum(counter.take().values())
+
+
+def growth(now: Costs, table: Costs) -> list[str]:
+    """Return a line for each count that is above its table, with the functions that grew."""
+    problems = []
+    was, found = by_part(table.round), by_part(now.round)
+    if sum(found.values(), 0.0) > sum(was.values(), 0.0) * (1 + TOLERANCE):
+        parts = ", ".join(f"{part} {was[part]:.0f} -> {found[part]:.0f}" for part in found)
+        problems += [f"a round: {parts} calls", *_grown(now.round, table.round)]
+    if now.chunk != table.chunk and sum(now.chunk.values(), 0.0) >= sum(table.chunk.values(), 0.0):
+        problems += ["a chunk:", *_grown(now.chunk, table.chunk)]
+    for name, count in now.message.items():
+        if count > table.message.get(name, 0):
+            problems.append(f"message {name}: {table.message.get(name, 0)} -> {count} calls")
+    if now.packets > table.packets:
+        problems.append(f"a round: {table.packets} -> {now.packets} messages")
+    for part, size in now.hashed.items():
+        if size > table.hashed[part] + 0.01:
+            problems.append(
+                f"{part}: {table.hashed[part]} -> {size} hashed bytes per byte of model"
+            )
+    return problems
+
+
+def fall(now: Costs, table: Costs) -> list[str]:
+    """Return a line for each count that is so far below its table that the table must follow."""
+    problems = []
+    was, found = sum(table.round.values(), 0.0), sum(now.round.values(), 0.0)
+    if found < was * (1 - FALL):
+        problems.append(f"a round: {was:.0f} -> {found:.0f} calls")
+    if sum(now.chunk.values(), 0.0) < sum(table.chunk.values(), 0.0):
+        problems += ["a chunk:", *_grown(table.chunk, now.chunk)]
+    if sum(now.message.values(), 0.0) < sum(table.message.values(), 0.0):
+        problems.append("a message needs fewer calls")
+    if now.packets < table.packets:
+        problems.append(f"a round: {table.packets} -> {now.packets} messages")
+    return problems
+
+
+def _grown(now: Calls, was: Calls) -> list[str]:
+    """Return a line for each function that has more calls, the largest growth first."""
+    more = {name: count - was.get(name, 0) for name, count in now.items()}
+    largest = sorted(more, key=lambda name: (-more[name], name))[:20]
+    return [f"    {was.get(n, 0):5g} -> {now[n]:5g}  {n}" for n in largest if more[n] > 0]
+
+
+def read_table() -> Costs:
+    """Return the table of this checkout."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=Costs)
+
+
+def main() -> int:
+    """Print or write the counts; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="replace the table")
+    parser.add_argument("--reason", help="what a changed table buys")
+    options = parser.parse_args()
+    if sys.version_info[:2] != PYTHON:
+        parser.error(
+            f"counts are of Python {'.'.join(map(str, PYTHON))}, got {sys.version.split()[0]}"
+        )
+    if options.write and not options.reason:
+        parser.error("--write: must come with --reason")
+    now = measure()
+    table = read_table() if TABLE.exists() else None
+    if options.write:
+        reasons = (*(table.reasons if table else ()), options.reason)
+        text = msgspec.json.format(
+            msgspec.json.encode(msgspec.structs.replace(now, reasons=reasons))
+        )
+        TABLE.write_bytes(text + b"\n")
+        return 0
+    for part, count in by_part(now.round).items():
+        was = by_part(table.round)[part] if table else 0
+        more = f"{now.exchange[part]:.0f} for one device more"
+        print(f"round, {part:<12} {was:6.0f} -> {count:6.0f} calls; {more}")
+    print(f"chunk, both directions {sum(now.chunk.values(), 0.0):.0f} calls")
+    print(f"message, median        {np.median(list(now.message.values())):.0f} calls")
+    print(f"round                  {now.packets} messages")
+    for part, size in now.hashed.items():
+        print(f"hashed, {part:<14} {size} bytes per byte of model and device")
+    problems = growth(now, table) if table else []
+    print(*problems, sep="\n")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
