@@ -276,7 +276,7 @@ def count_message(name: str) -> int:
         counter.is_on = True
         decode(encode(MESSAGES[name]))
         counter.is_on = False
-    return sum(counter.take().values())
+    return round(sum(counter.take().values(), 0.0))
 
 
 def growth(now: Costs, table: Costs) -> list[str]:
