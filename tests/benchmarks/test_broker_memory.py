@@ -5,12 +5,12 @@ import json
 import pytest
 
 from benchmarks import broker_memory
-from fairbed.testbed.host.broker_process import find_mosquitto
+from tests import needs
 
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
+@needs.mosquitto
 def test_the_attack_fills_memory_and_the_others_lose_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -10,12 +10,13 @@ import pytest
 from benchmarks import hostile
 from benchmarks._hostile_client import HostileClient
 from benchmarks._hostile_messages import ON_OTHER_TOPICS, ON_OWN_TOPICS, SUBSCRIPTIONS, Place
-from fairbed.testbed.host.broker_process import find_mosquitto, find_nats
+from fairbed.testbed.host.broker_process import find_nats
 from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.codec import decode_from_device
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import parse_url
+from tests import needs
 
 KINDS = len(ON_OWN_TOPICS) + len(ON_OTHER_TOPICS) + len(SUBSCRIPTIONS) + len(hostile.OTHER_KINDS)
 
@@ -25,7 +26,7 @@ KINDS = len(ON_OWN_TOPICS) + len(ON_OTHER_TOPICS) + len(SUBSCRIPTIONS) + len(hos
 @pytest.mark.parametrize(
     "broker",
     [
-        pytest.param("mosquitto", marks=pytest.mark.skipif(not find_mosquitto(), reason="missing")),
+        pytest.param("mosquitto", marks=needs.mosquitto),
         pytest.param("nats", marks=pytest.mark.skipif(not find_nats(), reason="missing")),
     ],
 )
@@ -46,7 +47,7 @@ def test_no_message_of_any_kind_has_an_effect(
 
 @pytest.mark.anyio
 @pytest.mark.broker
-@pytest.mark.skipif(not find_mosquitto(), reason="missing")
+@needs.mosquitto
 async def test_a_broker_without_rules_fails_the_attack(tmp_path: Path) -> None:
     """The witnesses are not blind: with one login for all, they see what is forged."""
     async with start_broker("mosquitto", folder=tmp_path) as broker:

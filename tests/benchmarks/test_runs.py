@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks import idle_fleet, kills, metrics, round_time, soak, tls_cost
-from fairbed.testbed.host.broker_process import find_mosquitto
+from tests import needs
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -71,7 +71,7 @@ def test_a_run_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         soak.main(["--rounds", "20", "--agents", "1", "--model", "resnet"])
 
 
-@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@needs.mosquitto
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the processor time of threads")
 @pytest.mark.timeout(300)  # its waits take 34 s
 def test_tls_cost_compares_the_two_listeners_of_a_lab(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_metrics_measures_scrapes_and_what_they_cost_a_round(
     assert 0.0 <= result["exporter_of_all"] < 0.5
 
 
-@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@needs.mosquitto
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", kills.PARTS)
 def test_kills_tells_what_survives(part: str, capsys: pytest.CaptureFixture[str]) -> None:

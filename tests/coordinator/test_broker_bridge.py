@@ -18,6 +18,7 @@ from fairbed.testbed.host.broker_process import BrokerProcess, find_mosquitto
 from fairbed.testbed.lab.brokers import Listener, mosquitto_conf, mosquitto_hash
 from fairbed.wire.transport.base import Transport, Will
 from fairbed.wire.transport.client import MqttTransport
+from tests import needs
 from tests.coordinator.test_broker_cluster import (
     CONFIG,
     GIVE_UP_S,
@@ -39,7 +40,7 @@ pytestmark = [
     pytest.mark.broker,
     pytest.mark.full,
     pytest.mark.timeout(2 * GIVE_UP_S + 30.0),
-    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+    needs.mosquitto,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
 ]
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.testbed.host.broker_process import find_mosquitto
 from tests.processes import still_running
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class Running:
         url: str = "",
         options: Sequence[str] = (),
     ) -> None:
+        if find_mosquitto() is None:
+            pytest.skip("mosquitto is not installed")
         self.folder = folder / "run"
         self.experiment = folder / "small.toml"
         self.experiment.write_text(
@@ -104,7 +107,17 @@ class Running:
 
     def wait_round(self, round_id: int) -> None:
         """Wait until a round has closed."""
-        wait_until(lambda: self.rounds() >= round_id, f"round {round_id}")
+
+        def is_closed() -> bool:
+            has_ended = self.process.poll() is not None
+            if self.rounds() >= round_id:
+                return True
+            if has_ended:
+                out, err = self.process.communicate()
+                pytest.fail(f"the run ended before round {round_id}: {err or out}")
+            return False
+
+        wait_until(is_closed, f"round {round_id}")
 
     def rounds(self) -> int:
         """Return the number of closed rounds."""

@@ -16,14 +16,14 @@ from benchmarks._chaos.belongings import Belongings
 from benchmarks._chaos.hostile import flipped
 from benchmarks._chaos.memory import Slope
 from benchmarks.chaos import SetupResult, StepResult
-from fairbed.testbed.host.broker_process import find_mosquitto
+from tests import needs
 from tests.processes import is_gone
 
 
 @pytest.mark.full
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@needs.mosquitto
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_killed_run_goes_on_and_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--minutes", "60", "--steps", "2", "--broker", "mosquitto", "--backend", "process"]
@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_and_leaves_nothing(capsys: pytest.CaptureFixture[s
 @pytest.mark.full
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
+@needs.mosquitto
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_signal_leaves_no_process_file_or_mount(tmp_path: Path) -> None:
     options = ["--broker", "mosquitto", "--backend", "process", "--kinds", "broker stopped"]

@@ -44,6 +44,7 @@ from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.transport.address import parse_url
 from fairbed.wire.transport.client import MqttTransport
 from fairbed.wire.transport.link import advice_for
+from tests import needs
 from tests.testbed.lab.labs import make_lab
 
 DAY_S = 86400.0
@@ -192,6 +193,7 @@ def test_to_join_again_keeps_the_identity_and_needs_no_token(
     assert actions(served) == [("enrol", "pi")]
 
 
+@needs.localhost
 def test_to_join_again_takes_the_new_address_of_the_lab(
     served: Served, join_lab: Join, tmp_path: Path
 ) -> None:
@@ -726,6 +728,7 @@ def test_connections_of_one_address_are_limited(served: Served) -> None:
 # The script -------------------------------------------------------------------------------------
 
 
+@needs.program("curl")
 def test_the_line_of_curl_fetches_the_script_by_the_pinned_key(served: Served) -> None:
     pin = key_pin(served.lab.server.read_bytes())
     url = f"https://127.0.0.1:{served.port}/install"

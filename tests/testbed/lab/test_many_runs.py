@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.host.broker_process import find_mosquitto
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.lab.folder import ENVIRONMENT, Lab
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.service import running_pid
+from tests import needs
 from tests.processes import end
 from tests.testbed.lab.labs import make_lab
 
@@ -126,7 +126,7 @@ def _closed_rounds(run: Path) -> int:
 
 @pytest.mark.broker
 @pytest.mark.full
-@pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+@needs.mosquitto
 @pytest.mark.timeout(600)
 def test_twenty_agents_serve_ten_runs_without_a_hand_on_them(tmp_path: Path) -> None:
     lab = make_lab(tmp_path)

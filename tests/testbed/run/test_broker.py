@@ -28,6 +28,7 @@ from fairbed.wire.codec import MAX_MESSAGE_BYTES
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.transport.base import LinkDown, LinkUp
 from fairbed.wire.transport.client import MqttTransport
+from tests import needs
 from tests.brokers import BROKERS
 from tests.processes import is_gone
 
@@ -119,6 +120,7 @@ async def test_keeps_its_address_and_password_over_a_restart(
             assert broker.url == before[1]
 
 
+@needs.mosquitto
 async def test_a_restart_on_a_full_disk_is_one_line_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ async def test_is_killed_before_it_takes_the_memory_of_the_machine(
                 assert await anext(link.events()) == LinkUp(1)
 
 
+@needs.mosquitto
 async def test_its_log_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_process, "MEMORY_POLL_S", 0.01)
     with anyio.fail_after(GIVE_UP_S):

@@ -7,12 +7,12 @@ import pytest
 
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.host.broker_process import find_mosquitto
 from fairbed.testbed.run_accounts import password_of
 from fairbed.testbed.run_folder import ENDPOINT_FILE, read_endpoint
 from fairbed.wire.codec import decode_to_device, encode
 from fairbed.wire.messages import CoordinatorStatus, OperatorCommand, Refuse
 from fairbed.wire.topics import Topics
+from tests import needs
 from tests.testbed.lab.raw_client import Closed, Login, RawClient
 from tests.testbed.small_run import UNTHROTTLED, Running, running
 
@@ -21,7 +21,7 @@ ON_LOOPBACK = f'{UNTHROTTLED}\n[emulation]\nbackend = "process"\n'
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.full,
-    pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed"),
+    needs.mosquitto,
 ]
 
 

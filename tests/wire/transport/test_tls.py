@@ -17,6 +17,7 @@ from fairbed.testbed.run.broker import find_broker, start_broker
 from fairbed.wire.errors import Refused
 from fairbed.wire.transport.address import Client
 from fairbed.wire.transport.client import MqttTransport
+from tests import needs
 from tests.brokers import KINDS, proxy_to
 from tests.wire.transport.drivers import packets, up
 
@@ -69,6 +70,7 @@ async def test_packets_arrive_over_tls(client: Client, tmp_path: Path, certifica
             assert [packet.payload for packet in await packets(link, 2)] == [body, body]
 
 
+@needs.localhost
 async def test_a_certificate_is_checked_under_the_name_of_the_broker_behind_a_proxy(
     tmp_path: Path, certificate: Path
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from fairbed.testbed.backends.network.probe import Support, support_from
 from fairbed.testbed.backends.network.trial import TrialResult
+from tests import needs
 
 LIMIT_S = 60.0
 
@@ -92,6 +93,7 @@ def test_this_machine_answers(support: Support) -> None:
     assert support.problem is None
 
 
+@needs.program("ip")
 def test_a_loopback_that_is_down_is_reported_at_once_by_all_that_need_it() -> None:
     script = """
 import anyio
