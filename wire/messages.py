@@ -911,6 +911,8 @@ class OperatorCommand(Message, frozen=True, kw_only=True, tag="command"):
     """New value of a setting; share that is left of the speed (throttle); seconds (fault)."""
     text: Text = ""
     """The note, one line."""
+    run: Text = ""
+    """Id of the run that it is for, as another one may have begun; empty: whichever is there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,6 +30,8 @@ UNSIGNED = (
     "fairbed enroll --upgrade on it"
 )
 
+KEY_UNREADABLE = "the registry of the lab must be readable to check its signature; see run.log"
+
 FORGED = (
     "its messages must be signed with its task key, for this run and start of its coordinator; if "
     "it is your device, run the line of fairbed enroll --upgrade on it"
@@ -77,7 +79,10 @@ class Signatures:
         Returns:
             Why the hello is refused; empty if it is valid.
         """
-        key = await anyio.to_thread.run_sync(self._task_key_of, device)
+        try:
+            key = await anyio.to_thread.run_sync(self._task_key_of, device)
+        except LookupError:
+            return KEY_UNREADABLE
         if signed is None:
             return UNSIGNED if key is not None or device in self._sessions else ""
         if key is None or self._binding is None:

@@ -224,8 +224,16 @@ async def test_the_hello_of_an_agent_process_that_was_replaced_begins_no_session
     assert signatures.signed(VICTIM, Ping(seq=1)) == sign(Ping(seq=1), current.to_device)
 
 
-async def test_a_key_that_is_lost_during_a_run_opens_nothing() -> None:
-    """The registry of the lab may be unreadable for a moment."""
+async def test_a_key_that_cannot_be_read_admits_nothing() -> None:
+    def unreadable(device: str) -> str | None:
+        raise LookupError(device)
+
+    signatures = Signatures(BINDING, unreadable)
+    assert "must be readable" in await signatures.begin(VICTIM, hello(), None)
+    assert not signatures.devices
+
+
+async def test_a_key_that_a_device_loses_during_a_run_opens_nothing() -> None:
     keys: dict[str, str] = {VICTIM: KEY}
     signatures = Signatures(BINDING, keys.get)
     one = hello()

@@ -544,6 +544,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "refuse-final": Refuse(reason="übergroß: 5 µs, 3 × 4", is_final=True),
     "goodbye": Goodbye(),
     "goodbye-done": Goodbye(reason="30 rounds are done"),
+    "command-run": OperatorCommand(id=UPDATE_ID, action="stop", run="2026-11-29-digits-12"),
     "signed": Signed(body=b"\x01\x82\xa1m\xa4ping\xa3seq\x07", signature=DIGEST),
     "command": OperatorCommand(id=UPDATE_ID, action="pause"),
     "command-exclude": OperatorCommand(id=UPDATE_ID, action="exclude", device="pi-7"),
