@@ -34,7 +34,7 @@ from fairbed.device_agent.log import RecentLog
 from fairbed.device_agent.name_conflict import SIGHTINGS, NameConflict
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.round import RoundContext
-from fairbed.device_agent.signatures import Signatures, binding_of
+from fairbed.device_agent.signatures import DeviceSignatures, binding_of
 from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, step
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import Telemetry
@@ -225,7 +225,7 @@ class Agent:
                 sends_log=self._log is not None,
             ),
         )
-        self._signatures = Signatures(
+        self._signatures = DeviceSignatures(
             self._name, self._config.task_key, hello, self._on_coordinator_proved
         )
         off = Status(state="off", boot=self._boot)

@@ -44,13 +44,13 @@ def binding_of(status: CoordinatorStatus) -> Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class _CoordinatorSession:
     status: CoordinatorStatus
     hello: Hello
     keys: SessionKeys
 
 
-class Signatures:
+class DeviceSignatures:
     """Signs the messages of a device and opens those to it; without a task key it does neither.
 
     Args:
@@ -72,8 +72,8 @@ class Signatures:
         self._key = task_key
         self._hello = hello
         self._on_proved = on_proved
-        self._current: _Session | None = None
-        self._next: _Session | None = None
+        self._current: _CoordinatorSession | None = None
+        self._next: _CoordinatorSession | None = None
         """With a coordinator that has not proved itself while the device works for another one."""
         self._ignored: set[str] = set()
         """Kinds of messages without a valid signature that were logged."""
@@ -159,11 +159,13 @@ class Signatures:
         self._on_proved(expected.status)
         return welcome
 
-    def _session(self, status: CoordinatorStatus) -> _Session | None:
+    def _session(self, status: CoordinatorStatus) -> _CoordinatorSession | None:
         if self._key is None:
             return None
         hello = structs.replace(self._hello, nonce=secrets.randbits(NONCE_BITS))
-        return _Session(status, hello, session_keys(self._key, binding_of(status), hello))
+        return _CoordinatorSession(
+            status, hello, session_keys(self._key, binding_of(status), hello)
+        )
 
     def _ignore(self, message: ToDevice | Signed, problem: str) -> None:
         kind = type(message).__name__

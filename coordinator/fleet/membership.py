@@ -8,7 +8,7 @@ from fairbed.coordinator.fleet.codec_agreement import missing_codecs
 from fairbed.coordinator.fleet.plausibility import fault_in_hello
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
-from fairbed.coordinator.messaging.signatures import Signatures
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
 from fairbed.coordinator.ports import ShardSource
 from fairbed.coordinator.state.rate_limit import RateLimit
@@ -67,7 +67,7 @@ class Fleet:
         exchange: ExchangeConfig,
         held_out: HeldOut | None = None,
         limits: LimitsConfig | None = None,
-        signatures: Signatures | None = None,
+        signatures: FleetSignatures | None = None,
         wants_scale: bool = False,
     ) -> None:
         self.registry = registry
@@ -80,7 +80,7 @@ class Fleet:
         self._exchange = exchange
         self._held_out = held_out
         self._limits = limits or LimitsConfig()
-        self._signatures = signatures or Signatures()
+        self._signatures = signatures or FleetSignatures()
         self._wants_scale = wants_scale
         self._newcomers = RateLimit(*NEWCOMERS)
         self._manifests: dict[str, Manifest] = {}

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from functools import partial
 
-from fairbed.coordinator.messaging.signatures import Signatures
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import CoordinatorStatus, OperatorAnswer, ToDevice
@@ -25,14 +25,14 @@ class Publisher:
     """Publishes messages; a lost one is repeated after the device's next hello or request."""
 
     def __init__(
-        self, transport: Transport, topics: Topics, signatures: Signatures | None = None
+        self, transport: Transport, topics: Topics, signatures: FleetSignatures | None = None
     ) -> None:
         self.dropped = 0
         """Messages dropped because `MAX_PENDING` others to that device were waiting."""
         self._transport = transport
         self._topics = topics
         self._pending: Counter[str] = Counter()
-        self._signatures = signatures or Signatures()
+        self._signatures = signatures or FleetSignatures()
 
     def publish(
         self, device: str, message: ToDevice, *, qos: int = 1, is_plain: bool = False

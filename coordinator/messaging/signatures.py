@@ -30,7 +30,9 @@ UNSIGNED = (
     "fairbed enroll --upgrade on it"
 )
 
-KEY_UNREADABLE = "the registry of the lab must be readable to check its signature; see run.log"
+KEY_UNREADABLE = (
+    "the registry of the lab must be readable to check its signature; its log has the reason"
+)
 
 FORGED = (
     "its messages must be signed with its task key, for this run and start of its coordinator; if "
@@ -39,13 +41,13 @@ FORGED = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class _DeviceSession:
     number: tuple[int, int]
     """Boot and nonce of the hello that began it."""
     keys: SessionKeys
 
 
-class Signatures:
+class FleetSignatures:
     """The sessions of one coordinator process.
 
     Args:
@@ -58,7 +60,7 @@ class Signatures:
     ) -> None:
         self._binding = binding
         self._task_key_of = task_key_of
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _DeviceSession] = {}
         self._former: defaultdict[str, deque[tuple[int, int]]] = defaultdict(
             lambda: deque(maxlen=FORMER_SESSIONS)
         )
@@ -93,7 +95,7 @@ class Signatures:
         before = self._sessions.get(device)
         if before is not None and before.number != number:
             self._former[device].append(before.number)
-        self._sessions[device] = _Session(number, keys)
+        self._sessions[device] = _DeviceSession(number, keys)
         return ""
 
     def signed(self, device: str, message: ToDevice) -> Message:

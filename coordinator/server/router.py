@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.fleet.device_logs import DeviceLogs
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
-from fairbed.coordinator.messaging.signatures import Signatures
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
@@ -91,7 +91,7 @@ class Routes:
     personal_scores: PersonalScores
     public: PublicBlobs
     private: PrivateBlobs
-    signatures: Signatures
+    signatures: FleetSignatures
     on_command: Callable[[OperatorCommand, str], None]
     """Takes the command and the name of its operator."""
     on_watch: Callable[[], None] = lambda: None

@@ -20,7 +20,7 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.fleet.uploads import Uploads
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
-from fairbed.coordinator.messaging.signatures import Signatures
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.live_settings import (
@@ -167,7 +167,7 @@ class Coordinator:
         """The encoded task, which each device downloads once."""
         self._binding = Binding(store.run_id, link.boot, sha256(self._task).digest())
         self._transport = link.transport(Will(link.topics.coordinator, encode(self._status("off"))))
-        self._signatures = Signatures(self._binding, host.task_key_of)
+        self._signatures = FleetSignatures(self._binding, host.task_key_of)
         self._publisher = Publisher(self._transport, link.topics, self._signatures)
         self._public = PublicBlobs(self._transport, link.topics, link.boot)
         self._lease = CoordinatorLease(self._transport, link.topics, link.boot, on_lost=self._fail)

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.uploads import OTHER_MODEL
-from fairbed.coordinator.messaging.signatures import Signatures
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig, SelectionConfig
 from fairbed.coordinator.store import RunReader
 from fairbed.wire.codec import decode_from_device, encode
@@ -211,7 +211,7 @@ async def test_a_device_with_its_login_and_no_key_takes_no_part(tmp_path: Path) 
 async def test_the_hello_of_an_agent_process_that_was_replaced_begins_no_session(
     tmp_path: Path, is_former: bool
 ) -> None:
-    signatures = Signatures(BINDING, lambda device: KEY)
+    signatures = FleetSignatures(BINDING, lambda device: KEY)
     first, second = hello(boot=1), hello(boot=2)
     for one in (first, second):
         signed = sign(one, session_keys(KEY, BINDING, one).from_device)
@@ -228,14 +228,14 @@ async def test_a_key_that_cannot_be_read_admits_nothing() -> None:
     def unreadable(device: str) -> str | None:
         raise LookupError(device)
 
-    signatures = Signatures(BINDING, unreadable)
+    signatures = FleetSignatures(BINDING, unreadable)
     assert "must be readable" in await signatures.begin(VICTIM, hello(), None)
     assert not signatures.devices
 
 
 async def test_a_key_that_a_device_loses_during_a_run_opens_nothing() -> None:
     keys: dict[str, str] = {VICTIM: KEY}
-    signatures = Signatures(BINDING, keys.get)
+    signatures = FleetSignatures(BINDING, keys.get)
     one = hello()
     signed = sign(one, session_keys(KEY, BINDING, one).from_device)
     assert await signatures.begin(VICTIM, one, signed) == ""
