@@ -17,6 +17,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.uploads import OTHER_MODEL
 from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig, SelectionConfig
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
 from fairbed.wire.codec import decode_from_device, encode
 from fairbed.wire.errors import DecodeError
@@ -39,6 +40,12 @@ ROUNDS = 4
 EARLIER = ("run-a", "run-b", "run-c")
 PER_PACKET = 6
 """Old messages that follow each packet of the run under attack."""
+
+
+SEEDS = pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 12))]
+)
+"""Of the orders in which old messages are sent."""
 
 
 class ReplayingBroker(MemoryBroker):
@@ -134,7 +141,7 @@ def check_model(attacked: Vector, undisturbed: Vector) -> None:
     np.testing.assert_allclose(attacked, undisturbed, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 async def test_a_run_among_the_messages_of_three_earlier_ones_equals_one_without(
     tmp_path: Path, seed: int
 ) -> None:
@@ -149,6 +156,36 @@ async def test_a_run_among_the_messages_of_three_earlier_ones_equals_one_without
     assert (broker.left, broker.sent) == (0, len(broker.recorded))
     check_run(tmp_path / "attacked")
     check_model(attacked, undisturbed)
+
+
+@SEEDS
+async def test_a_resumed_run_among_the_messages_of_its_former_start_loses_nothing(
+    tmp_path: Path, seed: int
+) -> None:
+    """Run and task are the same: the start of the coordinator is not."""
+    broker = ReplayingBroker(VICTIM)
+    async with lab(tmp_path, agents=0, broker=broker, limit_s=600.0) as place:
+        await start(place)
+        await run(place, "undisturbed", 7)
+        with anyio.CancelScope() as killed:
+
+            def kill(progress: RoundProgress) -> None:
+                if progress.round.round == 2:
+                    broker.disconnect("coordinator", reconnects=False)
+                    killed.cancel()
+
+            place.on_progress = kill
+            store = place.open_store("attacked", run_id="attacked")
+            try:
+                await place.coordinator(config(7), store).run()
+            finally:
+                store.close()
+        assert killed.cancelled_caught
+        place.on_progress = lambda progress: None
+        broker.attack(seed)
+        await run(place, "attacked", 7)
+    assert (broker.left, broker.sent) == (0, len(broker.recorded))
+    check_run(tmp_path / "attacked")
 
 
 def forged(rounds: Iterable[int], boot: int) -> list[tuple[str, bytes]]:
