@@ -178,7 +178,7 @@ class ExchangeDevice:
             if self._drop and self._rng.random() < self._drop:
                 self.dropped += 1
                 return
-            self._pulls.on_chunk(decode_chunk(packet.payload))
+            self._pulls.on_chunk(decode_chunk(packet.payload), packet.topic)
             return
         message = decode_to_device(packet.payload)
         offered = self._offer.manifest.id if self._offer is not None else None

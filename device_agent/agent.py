@@ -399,7 +399,7 @@ class Agent:
             return
         try:
             if packet.topic.startswith(self._chunk_topics):
-                self._pulls.on_chunk(decode_chunk(packet.payload))
+                self._pulls.on_chunk(decode_chunk(packet.payload), packet.topic)
             elif packet.topic == self._topics.status(self._name):
                 self._on_own_status(decode_from_device(packet.payload))
             else:

@@ -49,6 +49,11 @@ class DevicePublisher:
         self._pending = 0
 
     @property
+    def data_topic(self) -> str:
+        """Topic of private chunks for this device."""
+        return self._topics.data(self._name)
+
+    @property
     def large_bytes(self) -> int:
         """Number that changes with each part of a large message (`Transport`)."""
         return self._transport.large_bytes
@@ -114,7 +119,7 @@ class DevicePublisher:
         socket of the device is full. It sends them with the next message or subscription, even if
         the socket has long been empty.
         """
-        self.subscribe(self._topics.data(self._name))
+        self.subscribe(self.data_topic)
 
     def _topic(self, message: FromDevice) -> str:
         match message:

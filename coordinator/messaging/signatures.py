@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import anyio
 import anyio.to_thread
 
 from fairbed.coordinator.ports import TaskKeyOf, no_task_key
@@ -61,6 +62,7 @@ class FleetSignatures:
         self._binding = binding
         self._task_key_of = task_key_of
         self._sessions: dict[str, _DeviceSession] = {}
+        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._former: defaultdict[str, deque[tuple[int, int]]] = defaultdict(
             lambda: deque(maxlen=FORMER_SESSIONS)
         )
@@ -81,22 +83,14 @@ class FleetSignatures:
         Returns:
             Why the hello is refused; empty if it is valid.
         """
-        try:
-            key = await anyio.to_thread.run_sync(self._task_key_of, device)
-        except LookupError:
-            return KEY_UNREADABLE
-        if signed is None:
-            return UNSIGNED if key is not None or device in self._sessions else ""
-        if key is None or self._binding is None:
-            return NO_TASK_KEY
-        keys, number = session_keys(key, self._binding, hello), (hello.boot, hello.nonce)
-        if not is_signed_by(signed, keys.from_device) or number in self._former[device]:
-            return FORGED
-        before = self._sessions.get(device)
-        if before is not None and before.number != number:
-            self._former[device].append(before.number)
-        self._sessions[device] = _DeviceSession(number, keys)
-        return ""
+        if self._task_key_of is no_task_key:  # most runs: no device has a key
+            return NO_TASK_KEY if signed is not None else ""
+        async with self._locks[device]:  # of two hellos the later one counts
+            try:
+                key = await anyio.to_thread.run_sync(self._task_key_of, device)
+            except LookupError:
+                return KEY_UNREADABLE
+            return self._checked(device, hello, signed, key)
 
     def signed(self, device: str, message: ToDevice) -> Message:
         """Return a message as it is sent: signed, if the device has a session."""
@@ -125,3 +119,18 @@ class FleetSignatures:
         if session is None or isinstance(content, Context):  # sent before its hello was handled
             return None
         raise DecodeError(f"{type(content).__name__}: {FORGED}")
+
+    def _checked(self, device: str, hello: Hello, signed: Signed | None, key: str | None) -> str:
+        """Begin the session of a hello if it is valid; return why it is not."""
+        if signed is None:
+            return UNSIGNED if key is not None or device in self._sessions else ""
+        if key is None or self._binding is None:
+            return NO_TASK_KEY
+        keys, number = session_keys(key, self._binding, hello), (hello.boot, hello.nonce)
+        if not is_signed_by(signed, keys.from_device) or number in self._former[device]:
+            return FORGED
+        before = self._sessions.get(device)
+        if before is not None and before.number != number:
+            self._former[device].append(before.number)
+        self._sessions[device] = _DeviceSession(number, keys)
+        return ""

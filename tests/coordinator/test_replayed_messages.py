@@ -19,6 +19,7 @@ from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig, SelectionConfig
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
+from fairbed.wire.chunks import decode_chunk, encode_chunk
 from fairbed.wire.codec import decode_from_device, encode
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Failed, Ping, Status, UploadDone
@@ -63,15 +64,20 @@ class ReplayingBroker(MemoryBroker):
         """Topic and payload of each packet of the device, and each public chunk."""
         self.is_recording = True
         self._to_send: list[tuple[str, bytes]] = []
+        self._per_packet = PER_PACKET
         self.sent = 0
 
-    def attack(self, seed: int, packets: Sequence[tuple[str, bytes]] = ()) -> None:
+    def attack(
+        self, seed: int, packets: Sequence[tuple[str, bytes]] = (), per_packet: int = PER_PACKET
+    ) -> None:
         """Send packets in a random order, some after each packet of the device from now on.
 
         Args:
             seed: Of the order.
             packets: Topic and payload of each; by default those that were recorded.
+            per_packet: How many follow each packet of the device.
         """
+        self._per_packet = per_packet
         self.is_recording = False
         self._to_send = list(packets or self.recorded)
         random.Random(seed).shuffle(self._to_send)
@@ -82,14 +88,18 @@ class ReplayingBroker(MemoryBroker):
         return len(self._to_send)
 
     def route(self, topic: str, payload: bytes, qos: int, retain: bool) -> None:
-        """Deliver a packet, then some of the old ones."""
-        super().route(topic, payload, qos, retain)
+        """Deliver a packet, then some of the old ones; swap each chunk of a model."""
         is_chunk = topic.startswith(self._chunks) and payload != b"" and "/c/" in topic
+        if is_chunk and not self.is_recording:
+            chunk = decode_chunk(payload)
+            swapped = encode_chunk(chunk.blob, chunk.index, bytes(len(chunk.payload)))
+            super().route(self._topics[1], swapped, 0, False)
+        super().route(topic, payload, qos, retain)
         if not (topic in self._topics or is_chunk):
             return
         if self.is_recording:
             self.recorded.append((topic, payload))
-        for _ in range(min(PER_PACKET, len(self._to_send))):
+        for _ in range(min(self._per_packet, len(self._to_send))):
             old_topic, old = self._to_send.pop()
             self.sent += 1
             super().route(old_topic, old, 1, False)
@@ -221,7 +231,7 @@ async def test_a_login_without_the_key_of_the_device_costs_no_round_and_changes_
             if topic == Topics().status(VICTIM)
             and isinstance(message := decode_from_device(payload), Status)
         }
-        broker.attack(1, forged([*range(1, ROUNDS + 1)] * 4, boot))
+        broker.attack(1, forged([*range(1, ROUNDS + 1)] * 2, boot), 1)
         attacked = await run(place, "attacked", 7)
     assert broker.left == 0
     check_run(tmp_path / "attacked")
@@ -276,6 +286,8 @@ async def test_a_key_that_a_device_loses_during_a_run_opens_nothing() -> None:
     one = hello()
     signed = sign(one, session_keys(KEY, BINDING, one).from_device)
     assert await signatures.begin(VICTIM, one, signed) == ""
+    keys[VICTIM] = task_key("another enrolment", VICTIM)
+    assert "must be signed" in await signatures.begin(VICTIM, one, signed)
     keys.clear()
     assert "must be signed" in await signatures.begin(VICTIM, hello(boot=9), None)
     with pytest.raises(DecodeError, match="must be signed"):

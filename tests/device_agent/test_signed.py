@@ -8,21 +8,26 @@ import pytest
 from msgspec import structs
 
 from fairbed.device_agent.state.lifecycle import Phase
-from fairbed.wire.chunks import manifest_of
+from fairbed.wire.chunks import chunk_slice, encode_chunk, manifest_of
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import (
     Goodbye,
     Hello,
+    Hyperparameters,
     Offer,
     Ping,
     Pong,
     Refuse,
+    Train,
     UploadDone,
     Welcome,
 )
 from fairbed.wire.shard import encode_shard
 from fairbed.wire.signature import session_keys, task_key
+from fairbed.wire.tensors import vector_to_bytes
+from fairbed.wire.topics import Topics
 from tests.device_agent.conftest import NAME, AgentSetup
+from tests.device_agent.coordinator import CHUNK_BYTES
 from tests.device_agent.softmax import N_VALUES, examples, softmax_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -105,6 +110,35 @@ async def test_a_device_signs_all_that_it_sends(setup: AgentSetup) -> None:
         await coordinator.send(Ping(seq=1))
         await anyio.sleep(1.0)
         assert not coordinator.seen
+
+
+async def test_a_chunk_of_a_model_on_the_topic_of_the_device_is_ignored(
+    setup: AgentSetup,
+) -> None:
+    """Any chunk there is private; those of models are on topics that no device may write."""
+    model, swapped = ZEROS + 1.0, ZEROS + 2.0
+    manifest = manifest_of(bytes(vector_to_bytes(model)), "model", CHUNK_BYTES)
+    data, topic = bytes(vector_to_bytes(swapped)), Topics().data(NAME)
+    async with setup.running() as (_, coordinator):
+        await coordinator.sign_for(KEY)
+        await coordinator.join(TASK, SHARD)
+        await coordinator.send(
+            Train(
+                round=1,
+                model=manifest,
+                hyperparameters=Hyperparameters(epochs=1, batch_size=10, learning_rate=0.5),
+                seed=1,
+                needs_loss=False,
+                deadline_s=60.0,
+            )
+        )
+        for index in range(manifest.chunk_count):
+            frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+            await coordinator.transport.publish(topic, frame)
+        await anyio.sleep(0.2)
+        await coordinator.publish_blob("model", bytes(vector_to_bytes(model)))
+        offer = await coordinator.expect_offer(1)
+        assert offer.model == manifest.sha256
 
 
 async def test_an_offer_names_the_model_that_was_trained(setup: AgentSetup) -> None:
