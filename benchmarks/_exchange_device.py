@@ -36,6 +36,7 @@ RESEND_S = 1.0
 _NO_PHASES = Phases(
     download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
 )
+_NO_MODEL = bytes(32)
 
 
 class Monotonic:
@@ -104,7 +105,13 @@ class ExchangeDevice:
         )
         self._grant = self._push = self._done = self._received = None
         self._offer = Offer(
-            round=1, manifest=manifest, phases=_NO_PHASES, n_k=1, steps=1, was_cold=False
+            round=1,
+            manifest=manifest,
+            model=_NO_MODEL,
+            phases=_NO_PHASES,
+            n_k=1,
+            steps=1,
+            was_cold=False,
         )
         self._publisher.publish(self._offer)
         while (grant := self._granted()) is None:
@@ -148,7 +155,11 @@ class ExchangeDevice:
             return
         upload = self._push.upload
         done = UploadDone(
-            round=1, id=upload.manifest.id, sha256=self._sha256, resent_chunks=upload.resent
+            round=1,
+            id=upload.manifest.id,
+            sha256=self._sha256,
+            model=_NO_MODEL,
+            resent_chunks=upload.resent,
         )
         self._publisher.publish(done)
 
@@ -167,7 +178,7 @@ class ExchangeDevice:
             if self._drop and self._rng.random() < self._drop:
                 self.dropped += 1
                 return
-            self._pulls.on_chunk(decode_chunk(packet.payload))
+            self._pulls.on_chunk(decode_chunk(packet.payload), packet.topic)
             return
         message = decode_to_device(packet.payload)
         offered = self._offer.manifest.id if self._offer is not None else None

@@ -114,6 +114,7 @@ def _offer(place: Place, **changes: object) -> Offer:
     values: dict[str, object] = {
         "round": place.round(),
         "manifest": place.manifest(),
+        "model": place.rng.bytes(32),
         "phases": _PHASES,
         "n_k": 40,
         "steps": 1,
@@ -132,6 +133,7 @@ def _changed(message: Message, **values: object) -> bytes:
 def _reply(place: Place) -> EvaluateReply:
     return EvaluateReply(
         round=place.round(),
+        model=place.rng.bytes(32),
         loss=0.0,
         n=10,
         was_cold=False,
@@ -213,7 +215,9 @@ ON_OWN_TOPICS: Mapping[str, Kind] = {
     "offer of a foreign round": _up(_offer),
     "offer of a huge update": _up(lambda p: _offer(p, manifest=p.manifest(MAX_VECTOR_BYTES))),
     "replayed hash": _up(
-        lambda p: UploadDone(round=p.round(), id=p.rng.bytes(16), sha256=p.rng.bytes(32))
+        lambda p: UploadDone(
+            round=p.round(), id=p.rng.bytes(16), sha256=p.rng.bytes(32), model=p.rng.bytes(32)
+        )
     ),
     "failure of a foreign round": _up(
         lambda p: Failed(round=p.round(), phase="train", reason="tired")

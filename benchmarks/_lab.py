@@ -47,6 +47,15 @@ class BenchmarkLab:
         """Environment of a run that uses this lab."""
         return {**os.environ, ENVIRONMENT: str(self.lab.folder)}
 
+    def task_keys(self) -> dict[str, str]:
+        """Return the task keys of the devices."""
+        with Identities(self.lab.database) as identities:
+            return {
+                one.name: key
+                for one in identities.all()
+                if one.role == "device" and (key := self.lab.task_key(one)) is not None
+            }
+
     def device_url(self, name: str, *, is_tls: bool) -> str:
         """Return the address of a device, with its password."""
         login, settings = f"{name}:{self.passwords[name]}", self.lab.settings

@@ -169,15 +169,27 @@ class LiveRun:
 
 @contextmanager
 def separate_agents(
-    folder: Path, urls: Mapping[str, str], log_level: str = "warning"
+    folder: Path,
+    urls: Mapping[str, str],
+    log_level: str = "warning",
+    task_keys: Mapping[str, str] | None = None,
 ) -> Iterator[list[psutil.Process]]:
-    """Run an agent of each name at its broker address, as on separate devices."""
+    """Run an agent of each name at its broker address, as on separate devices.
+
+    Args:
+        folder: Receives their configurations and caches.
+        urls: Address of the broker with the login of each.
+        log_level: Of the agents.
+        task_keys: Of the devices of a lab; None elsewhere.
+    """
     with ExitStack() as stack:
         agents = []
         for name, url in urls.items():
             config = folder / f"{name}.toml"  # a password in an argument is a warning
             keys = {"broker_url": url, "name": name, "cache_folder": str(folder / name)}
             keys["log_level"] = log_level
+            if task_keys is not None:
+                keys["task_key"] = task_keys[name]
             config.write_text(
                 "".join(f"{key} = {json.dumps(keys[key])}\n" for key in keys), encoding="utf-8"
             )

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import anyio
@@ -33,6 +34,8 @@ from fairbed.wire.transport.base import LinkUp, Packet, Transport
 from tests.wire.transport.memory import MemoryBroker
 
 ROUND = 1
+MODEL = manifest_of(b"\0", "model")
+MODEL_SHA256 = sha256(b"\0").digest()
 NO_MODEL = np.zeros(0, dtype=np.float32)
 """The dispatched model: float32 updates do not need it."""
 
@@ -105,6 +108,7 @@ class SimulatedFleet:
             Offer(
                 round=ROUND,
                 manifest=self._manifest(os.urandom(16)),
+                model=MODEL_SHA256,
                 phases=PHASES,
                 n_k=device.n_k,
                 steps=1,
@@ -122,7 +126,8 @@ class SimulatedFleet:
             self.executor.on_frame(name, encode_chunk(blob, index, device.chunk(index)))
             await anyio.lowlevel.checkpoint()
         self.arrived.append(name)
-        self.executor.on_done(name, UploadDone(round=ROUND, id=blob, sha256=device.sha256))
+        done = UploadDone(round=ROUND, id=blob, sha256=device.sha256, model=MODEL_SHA256)
+        self.executor.on_done(name, done)
 
     def _manifest(self, blob: bytes) -> Manifest:
         return Manifest(
@@ -184,7 +189,7 @@ async def _connected(link: Transport) -> None:
 def _train() -> Train:
     return Train(
         round=ROUND,
-        model=manifest_of(b"\0", "model"),
+        model=MODEL,
         hyperparameters=Hyperparameters(epochs=1, batch_size=1, learning_rate=0.1),
         seed=0,
         needs_loss=False,

@@ -156,7 +156,7 @@ def _rounds(agents: int, rounds: int, repeats: int) -> Result:
                     folder = Path(name) / f"{kind}-{repeat}"
                     folder.mkdir()
                     with (
-                        separate_agents(folder, _urls(lab, names, kind)),
+                        separate_agents(folder, _urls(lab, names, kind), task_keys=lab.task_keys()),
                         _coordinator(folder, data, lab, agents, rounds) as run,
                     ):
                         for _ in run.rounds():
@@ -178,7 +178,7 @@ def _idle(seconds: float) -> Result:
                 folder = Path(name) / kind
                 folder.mkdir()
                 urls = _urls(lab, ["agent-1"], kind)
-                with separate_agents(folder, urls) as (agent,):
+                with separate_agents(folder, urls, task_keys=lab.task_keys()) as (agent,):
                     time.sleep(SETTLE_S)
                     result[f"{kind}_waiting_mib"] = agent.memory_info().rss / 2**20
                     result[f"{kind}_waiting_cores"] = _cores(agent, seconds)

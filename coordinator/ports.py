@@ -125,8 +125,8 @@ Audit: TypeAlias = Callable[[OperatorCommand, str, OperatorAnswer], None]
 
 
 TaskKeyOf: TypeAlias = Callable[[str], str | None]
-"""Returns the task key of a device by its name (`wire.signature`); None if it has none. Called off
-the event loop."""
+"""Returns the task key of a device by its name (`wire.signature`); None if it has none. Raises
+LookupError if that is not known now. Called off the event loop."""
 
 
 def no_task_key(device: str) -> None:

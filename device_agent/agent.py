@@ -34,6 +34,7 @@ from fairbed.device_agent.log import RecentLog
 from fairbed.device_agent.name_conflict import SIGHTINGS, NameConflict
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.round import RoundContext
+from fairbed.device_agent.signatures import DeviceSignatures, binding_of
 from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, step
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import Telemetry
@@ -56,7 +57,6 @@ from fairbed.wire.messages import (
     Ping,
     Pong,
     Refuse,
-    Signed,
     Status,
     ToDevice,
     Train,
@@ -64,7 +64,6 @@ from fairbed.wire.messages import (
     UploadResult,
     Welcome,
 )
-from fairbed.wire.signature import SIGNED_SKILL, open_signed, session_key
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
 from fairbed.wire.transport.client import backoff_s
@@ -101,7 +100,6 @@ def capabilities(
     allowed_models: Collection[str] = (),
     *,
     sends_log: bool = False,
-    is_signed: bool = False,
 ) -> Capabilities:
     """Return the capabilities of this device, sent in its hello.
 
@@ -112,7 +110,6 @@ def capabilities(
         min_noise_multiplier: Least noise that the owner accepts.
         allowed_models: Python modules with torch models that the owner allows.
         sends_log: The owner lets lines of the log leave the device.
-        is_signed: The device takes signed messages only.
 
     Raises:
         EngineError: The training engine is not installed.
@@ -131,7 +128,6 @@ def capabilities(
             *SKILLS,
             *((LOG_SKILL,) if sends_log else ()),
             *(() if min_noise_multiplier else (SCALE_SKILL,)),
-            *((SIGNED_SKILL,) if is_signed else ()),
         ),
         local_rules=known_rules(allowed_rules),
         min_noise_multiplier=min_noise_multiplier,
@@ -179,15 +175,12 @@ class Agent:
         self._name = config.name
         self._topics = Topics(config.tenant)
         self._boot = secrets.randbits(40)
-        key = config.task_key
-        self._session_key = None if key is None else session_key(key, self._boot)
-        self._unsigned: set[str] = set()
-        """Kinds of messages without a valid signature that were logged."""
         self._random = random.Random()
         self._name_conflict = NameConflict(self._boot)
         self._phase = Phase.OFFLINE
         self._fault: AgentRefused | None = None
-        self._coordinator_boot: int | None = None
+        self._coordinator: CoordinatorStatus | None = None
+        """The last coordinator that was on."""
         self._is_linked = False
         self._is_coordinator_on = False
         self._wants_log = False
@@ -220,7 +213,7 @@ class Agent:
         """
         own_data = self._config.data_path
         n_k = await count_examples(own_data) if own_data else None
-        self._hello = Hello(
+        hello = Hello(
             boot=self._boot,
             n_k=n_k,
             capabilities=capabilities(
@@ -230,8 +223,10 @@ class Agent:
                 self._config.privacy.min_noise_multiplier,
                 self._config.allow_models,
                 sends_log=self._log is not None,
-                is_signed=self._session_key is not None,
             ),
+        )
+        self._signatures = DeviceSignatures(
+            self._name, self._config.task_key, hello, self._on_coordinator_proved
         )
         off = Status(state="off", boot=self._boot)
         transport = self._transport_factory(Will(self._topics.status(self._name), encode(off)))
@@ -276,7 +271,12 @@ class Agent:
         config, clock = self._config, self._host.clock
         self._group = group
         self._publisher = DevicePublisher(
-            transport, self._topics, self._name, group, self._host.behaviour
+            transport,
+            self._topics,
+            self._name,
+            group,
+            self._host.behaviour,
+            self._signatures.signed,
         )
         self._link = LinkEstimate()
         self._pulls = Pulls(self._publisher, self._topics, clock, self._link)
@@ -316,7 +316,7 @@ class Agent:
             context,
             group,
             Preparation(context, cache, self._prober, config.data_path),
-            self._hello,
+            lambda: self._signatures.hello,
             lambda: self._phase,
             self._step,
             self._apply_deferred,
@@ -399,48 +399,15 @@ class Agent:
             return
         try:
             if packet.topic.startswith(self._chunk_topics):
-                self._pulls.on_chunk(decode_chunk(packet.payload))
+                self._pulls.on_chunk(decode_chunk(packet.payload), packet.topic)
             elif packet.topic == self._topics.status(self._name):
                 self._on_own_status(decode_from_device(packet.payload))
             else:
-                message = self._opened(decode_from_coordinator(packet.payload))
+                message = self._signatures.opened(decode_from_coordinator(packet.payload))
                 if message is not None:
                     self._on_message(message, arrived_s)
         except DecodeError as exc:
             _log.warning("%s: ignored a packet on %s: %s", self._name, packet.topic, exc)
-
-    def _opened(self, message: ToDevice | Signed) -> ToDevice | None:
-        """Return a message that this device may act on; None if it lacks a valid signature.
-
-        The status of a coordinator is for all devices and has no signature: a forged one interrupts
-        a device, as its broker could at any time, and makes it do nothing. The goodbye to all
-        devices comes a second time, signed.
-        """
-        key = self._session_key
-        if not isinstance(message, Signed):
-            if key is None or isinstance(message, CoordinatorStatus):
-                return message
-            if isinstance(message, Goodbye):
-                return None
-            problem = "a message to this device must be signed"
-        elif key is None:
-            problem = "this device has no task_key to check a signature"
-        else:
-            try:
-                return open_signed(message, key)
-            except DecodeError as exc:
-                problem = str(exc)
-        kind = type(message).__name__
-        if kind not in self._unsigned:
-            self._unsigned.add(kind)
-            _log.warning(
-                "%s: ignored, now and later: %s, got %s; if it is of your own coordinator, enrol "
-                "this device again: fairbed enroll --upgrade",
-                self._name,
-                problem,
-                kind,
-            )
-        return None
 
     def _on_own_status(self, status: FromDevice) -> None:
         """Handle a status on the own topic: of this agent, or of another one of its name."""
@@ -479,21 +446,27 @@ class Agent:
                 assert_never(message)
 
     def _on_coordinator(self, status: CoordinatorStatus) -> None:
-        is_known = status.boot == self._coordinator_boot
+        known = self._coordinator
         if status.state == "off":
+            is_known = known is not None and status.boot == known.boot
             if is_known and self._is_coordinator_on:
                 self._is_coordinator_on = False
                 self._rounds.pause()
                 self._step(Event.COORDINATOR_LEFT)
             return
-        self._rounds.resume()
-        was_on, self._is_coordinator_on = self._is_coordinator_on, True
-        self._coordinator_boot = status.boot
-        if not is_known:
-            self._wants_log = False
-            self._rounds.stop("another coordinator is online")
-            self._rounds.forget()
-            self._joining.stop()
+        is_known = known is not None and binding_of(status) == binding_of(known)
+        if not is_known and self._signatures.are_demanded and self._phase.is_working:
+            hello = self._signatures.expect(status)
+            if hello is not None:
+                self._publisher.publish(hello)
+            return
+        was_on = self._is_coordinator_on
+        if is_known:
+            self._signatures.forget_expected()
+            self._rounds.resume()
+            self._is_coordinator_on = True
+        else:
+            self._begin_with(status)
         if not is_known or self._phase is Phase.WAITING:
             self._step(Event.COORDINATOR_SEEN)
             self._joining.hello_now()
@@ -502,8 +475,26 @@ class Agent:
             self._joining.repeat_hello()
             self._rounds.repeat()
 
+    def _begin_with(self, status: CoordinatorStatus) -> None:
+        """Leave the last coordinator for another one."""
+        self._signatures.begin(status)
+        self._is_coordinator_on, self._coordinator = True, status
+        self._wants_log = False
+        self._rounds.resume()
+        self._rounds.stop("another coordinator is online")
+        self._rounds.forget()
+        self._joining.stop()
+
+    def _on_coordinator_proved(self, status: CoordinatorStatus) -> None:
+        """Leave the work for the last coordinator: its successor has signed a `Welcome`."""
+        self._begin_with(status)
+        self._step(Event.COORDINATOR_SEEN)
+
     def _on_welcome(self, welcome: Welcome) -> None:
-        if welcome.boot == self._coordinator_boot:
+        known = self._coordinator
+        if known is None or welcome.boot != known.boot:
+            return
+        if known.task in (None, welcome.task.sha256):
             self._link.max_chunk_bytes = welcome.max_chunk_bytes
             self._wants_log = welcome.wants_log
             self._joining.on_welcome(welcome)
@@ -531,8 +522,11 @@ class Agent:
 
     def _apply_deferred(self) -> None:
         """Apply changes of link and coordinator that were deferred during the work."""
+        expected = self._signatures.expected
         if not self._is_linked:
             self._step(Event.LINK_LOST)
+        elif expected is not None:
+            self._on_coordinator(expected)
         elif not self._is_coordinator_on:
             self._step(Event.COORDINATOR_LEFT)
         elif self._phase is Phase.IDLE and not self._worker.is_prepared:

@@ -60,6 +60,8 @@ class TrainedUpdate:
 
     update: memoryview
     """`[params | buffers]` as little-endian float32, or encoded by the round's codec."""
+    model: bytes
+    """SHA-256 of the model that was trained."""
     n_k: int
     positions: int | None
     """Positions of the training examples that have a target; None with one each."""
@@ -104,5 +106,7 @@ class EvaluationResult:
     n: int
     """Number of examples evaluated."""
     was_cold: bool
+    model: bytes
+    """SHA-256 of the model that was evaluated."""
     quality: "Quality | None" = None
     """What else was measured; None for training examples."""

@@ -189,7 +189,7 @@ class Joining:
         context: Parts of the agent that a round uses.
         group: Runs the preparation.
         preparation: Prepares the worker.
-        hello: The message to send.
+        hello: Returns the message to send.
         phase: Returns the agent's phase.
         step: Applies an event to the agent's lifecycle.
         on_end: Called when a preparation has ended or failed.
@@ -200,7 +200,7 @@ class Joining:
         context: RoundContext,
         group: TaskGroup,
         preparation: Preparation,
-        hello: Hello,
+        hello: Callable[[], Hello],
         phase: Callable[[], Phase],
         step: Callable[[Event], None],
         on_end: Callable[[], None],
@@ -232,7 +232,7 @@ class Joining:
                 await self._wakeup.wait(left_s)
             else:
                 self._hello_at = clock.now() + self._context.timeouts.hello_s
-                await self._context.publisher.send(self._hello)
+                await self._context.publisher.send(self._hello())
 
     def hello_now(self) -> None:
         """Send the next `Hello` at once: a coordinator is online."""
@@ -255,7 +255,7 @@ class Joining:
 
     def repeat_hello(self) -> None:
         """Send `Hello` during work: one side had lost its link."""
-        self._context.publisher.publish(self._hello)
+        self._context.publisher.publish(self._hello())
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Start the preparation, unless it is done or running; a working device ignores it."""
@@ -308,7 +308,7 @@ class Joining:
         if welcome.wants_scale and scale is not None:
             self._context.publisher.publish(
                 DataScale(
-                    boot=self._hello.boot,
+                    boot=self._hello().boot,
                     low=scale.low,
                     high=scale.high,
                     mean=scale.mean,

@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 from fairbed.device_agent.host import Behaviour, Honest
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Disconnected, Refused
-from fairbed.wire.messages import Context, FromDevice, Status
+from fairbed.wire.messages import Context, FromDevice, Message, Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport
 
@@ -24,7 +24,10 @@ MAX_PENDING = 64
 
 
 class DevicePublisher:
-    """Publishes and subscribes for one device; `behaviour` may change its messages."""
+    """Publishes and subscribes for one device; `behaviour` may change its messages.
+
+    `signed` returns a message as it is sent.
+    """
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class DevicePublisher:
         name: str,
         group: TaskGroup,
         behaviour: Behaviour | None = None,
+        signed: Callable[[FromDevice], Message] = lambda message: message,
     ) -> None:
         self.dropped = 0
         """Background sends dropped because `MAX_PENDING` others were in progress."""
@@ -41,7 +45,13 @@ class DevicePublisher:
         self._name = name
         self._group = group
         self._behaviour = behaviour or Honest()
+        self._signed = signed
         self._pending = 0
+
+    @property
+    def data_topic(self) -> str:
+        """Topic of private chunks for this device."""
+        return self._topics.data(self._name)
 
     @property
     def large_bytes(self) -> int:
@@ -56,7 +66,7 @@ class DevicePublisher:
         try:
             self._transport.publish_nowait(
                 self._topic(message),
-                encode(message),
+                encode(self._signed(message)),
                 qos=qos,
                 retain=isinstance(message, Status),
                 on_complete=self._on_sent,
@@ -69,7 +79,10 @@ class DevicePublisher:
         message = self._behaviour.message(message)
         try:
             await self._transport.publish(
-                self._topic(message), encode(message), qos=qos, retain=isinstance(message, Status)
+                self._topic(message),
+                encode(self._signed(message)),
+                qos=qos,
+                retain=isinstance(message, Status),
             )
         except Disconnected:
             return False
@@ -106,7 +119,7 @@ class DevicePublisher:
         socket of the device is full. It sends them with the next message or subscription, even if
         the socket has long been empty.
         """
-        self.subscribe(self._topics.data(self._name))
+        self.subscribe(self.data_topic)
 
     def _topic(self, message: FromDevice) -> str:
         match message:

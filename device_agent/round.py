@@ -300,6 +300,7 @@ class DeviceRound:
             round=self.train.round,
             attempt=self.train.attempt,
             manifest=manifest,
+            model=trained.model,
             phases=Phases(
                 train_cpu_s=trained.train_cpu_s,
                 energy=_energy(watch.joules),
@@ -356,11 +357,13 @@ class DeviceRound:
         """Send `UploadDone` as soon as the hash is known and every chunk has been sent."""
         push = self._push
         if self._done is None and self._sha256 is not None and push is not None and push.is_sent:
+            assert self._offer is not None, "sent without an offer"
             self._watch.lap("upload")
             self._done = UploadDone(
                 round=self.train.round,
                 id=push.upload.manifest.id,
                 sha256=self._sha256,
+                model=self._offer.model,
                 resent_chunks=push.upload.resent,
                 upload_j=self._watch.joules.get("upload"),
             )
@@ -443,6 +446,7 @@ class DeviceEvaluation:
         return EvaluateReply(
             round=self.request.round,
             attempt=self.request.attempt,
+            model=result.model,
             loss=result.loss,
             n=result.n,
             **_measured(result.quality),

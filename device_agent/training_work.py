@@ -108,11 +108,12 @@ class _LoadedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class _EvaluatedModel:
-    """The model of the last loss query; a `Train` of the same model needs no download."""
+class _Model:
+    """A model version that was verified."""
 
     sha256: bytes
     vector: NDArray[np.float32]
+    """Shape (n_values,), and what a local rule sends with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class TrainingWork:
         self._engine: weakref.ref[Engine] | None = None
         """The last engine that was opened; it is as large as the model, so it is not kept here."""
         self._coder = Coder()
-        self._evaluated: _EvaluatedModel | None = None
+        self._evaluated: _Model | None = None
         self._unscored: StoredVector | None = None
         """The personal model of the last round, until it is scored."""
 
@@ -373,7 +374,8 @@ class TrainingWork:
             problem = buffers_problem(layout)
             if problem:
                 raise RoundFailed(problem)
-        received = self._model_vector(job, _layout_of(task.spec, train))
+        model = self._model_of(job, _layout_of(task.spec, train))
+        received = model.vector
         w_t = received[: layout.n_values]
         watch.lap("decode")
         # Each call of `progress` wakes the event loop: short phases are reported together.
@@ -438,6 +440,7 @@ class TrainingWork:
             update = self._coder.encode(train, layout, w_t, sent)
         return TrainedUpdate(
             update=update,
+            model=model.sha256,
             n_k=task.n_k,
             positions=task.positions,
             steps=result.steps,
@@ -622,8 +625,8 @@ class TrainingWork:
         if task is None:
             raise NotPrepared(NO_TASK)
         layout, should_stop = _layout_of(task.spec, request), job.should_stop
-        received = self._downloaded_vector(request, layout, job.model, watch, should_stop)
-        vector = received[: task.spec.layout.n_values]
+        model = self._downloaded(request, layout, job.model, watch, should_stop)
+        vector = model.vector[: task.spec.layout.n_values]
         watch.lap("decode")
         was_cold = self._loaded is None
         with self._section("load", should_stop) as meter:
@@ -635,9 +638,10 @@ class TrainingWork:
         with self._section("evaluate", should_stop) as meter:
             loss, _ = trainer.evaluate(loaded.engine, vector, x, y, meter)
         watch.lap("evaluate")
-        assert request.model.sha256 is not None, "a model has a hash"
-        self._evaluated = _EvaluatedModel(request.model.sha256, received)
-        return EvaluationResult(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
+        self._evaluated = model
+        return EvaluationResult(
+            loss=max(0.0, loss), n=len(y), was_cold=was_cold, model=model.sha256
+        )
 
     def _test(self, job: EvaluationJob) -> EvaluationResult:
         """Evaluate a model on the test examples, and leave everything else as it was.
@@ -648,8 +652,8 @@ class TrainingWork:
         if task is None:
             raise NotPrepared(NO_TASK)
         layout, should_stop = _layout_of(task.spec, request), job.should_stop
-        received = self._downloaded_vector(request, layout, job.model, watch, should_stop)
-        vector = received[: task.spec.layout.n_values]
+        model = self._downloaded(request, layout, job.model, watch, should_stop)
+        vector = model.vector[: task.spec.layout.n_values]
         watch.lap("decode")
         loaded = self._loaded
         with self._section("load", should_stop) as meter:
@@ -672,34 +676,35 @@ class TrainingWork:
         del engine, held_out
         if loaded is None:
             release_memory()
-        return EvaluationResult(max(0.0, loss), n, loaded is None, quality)
+        return EvaluationResult(max(0.0, loss), n, loaded is None, model.sha256, quality)
 
     def _coder_for(self, request: Train | EvaluateRequest) -> Coder:
         """Return the decoder of a request; a test must not change the base of the next model."""
         is_test = isinstance(request, EvaluateRequest) and request.split == "test"
         return Coder() if is_test else self._coder
 
-    def _model_vector(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
-        """Return the model of a round, shape (n_values,)."""
+    def _model_of(self, job: TrainingJob, layout: Layout) -> _Model:
+        """Return the model of a round."""
         evaluated, self._evaluated = self._evaluated, None
         if job.model is not None:
-            return self._downloaded_vector(job.train, layout, job.model, job.watch, job.should_stop)
+            return self._downloaded(job.train, layout, job.model, job.watch, job.should_stop)
         if evaluated is None or evaluated.sha256 != job.train.model.sha256:
             raise DecodeError("model: the evaluated model is no longer on this device")
         self._coder.keep(job.train, evaluated.vector)
         job.watch.lap("download")
-        return evaluated.vector
+        return evaluated
 
-    def _downloaded_vector(
+    def _downloaded(
         self,
         request: Train | EvaluateRequest,
         layout: Layout,
         model: Download,
         watch: Stopwatch,
         should_stop: Callable[[], bool],
-    ) -> NDArray[np.float32]:
-        """Verify and decode a downloaded model; return its vector, shape (n_values,)."""
-        coder = self._coder_for(request)
+    ) -> _Model:
+        """Verify and decode a downloaded model; its hash is that of the request, or it fails."""
+        coder, sha256 = self._coder_for(request), request.model.sha256
+        assert sha256 is not None, "a model has a hash"
         model.verify()
         if model.manifest.id == request.model.id:
             vector = vector_from_bytes(model.data, layout.n_values)
@@ -709,7 +714,7 @@ class TrainingWork:
             with self._section("decode", should_stop):
                 vector = coder.decode(request, layout, model.data)
         coder.keep(request, vector)
-        return vector
+        return _Model(sha256, vector)
 
     @contextmanager
     def _section(self, name: Section, should_stop: Callable[[], bool]) -> Iterator[Meter]:

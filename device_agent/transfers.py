@@ -39,6 +39,10 @@ class Source(Protocol):
         """Let the broker send requested chunks that it holds back."""
         ...
 
+    def topic(self, index: int) -> str:
+        """Return the topic of a chunk: one on any other topic is not from this source."""
+        ...
+
 
 class PublicSource:
     """Source of a public blob: retained chunks that all devices read."""
@@ -71,6 +75,10 @@ class PublicSource:
         """Subscribe to something else."""
         self._publisher.nudge()
 
+    def topic(self, index: int) -> str:
+        """Return the topic of the retained chunk."""
+        return self._topics.chunk(self._name, index)
+
 
 class PrivateSource:
     """Source of a private blob: the coordinator sends its chunks to this device only."""
@@ -88,6 +96,10 @@ class PrivateSource:
 
     def nudge(self) -> None:
         """Do nothing: a broker holds back retained messages only."""
+
+    def topic(self, index: int) -> str:
+        """Return the topic of all private chunks of the device."""
+        return self._publisher.data_topic
 
 
 class Pull:
@@ -143,12 +155,14 @@ class Pull:
             return None
         return download.finished_at - download.started_at
 
-    def on_chunk(self, chunk: Chunk) -> None:
-        """Handle a chunk of this blob.
+    def on_chunk(self, chunk: Chunk, topic: str) -> None:
+        """Handle a chunk of this blob; one on another topic than its own is ignored.
 
         Raises:
             DecodeError: The chunk does not fit the manifest.
         """
+        if topic != self._source.topic(chunk.index):
+            return
         self._to_request += self.download.on_chunk(chunk, self._clock.now())
         self._arrived.append(chunk.index)
         self._wakeup.notify()
@@ -308,7 +322,7 @@ class Pulls:
             self._link.on_transfer("down", manifest.size_bytes, pull.elapsed_s, self._clock.now())
         return pull
 
-    def on_chunk(self, chunk: Chunk) -> None:
+    def on_chunk(self, chunk: Chunk, topic: str) -> None:
         """Pass a chunk to its download; ignore a late chunk without a download.
 
         Raises:
@@ -316,7 +330,7 @@ class Pulls:
         """
         pull = self._by_blob.get(chunk.blob)
         if pull is not None:
-            pull.on_chunk(chunk)
+            pull.on_chunk(chunk, topic)
 
     def on_link_down(self) -> None:
         """Release all requests."""

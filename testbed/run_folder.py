@@ -24,6 +24,8 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str
     """Broker address with the login of the coordinator; without password for a lab."""
     tenant: str
+    run_id: str = ""
+    """Id of the run; empty if it is not known: then a command reaches whichever run is there."""
     host: str | None = None
     """Address that the embedded broker listens on; None for an external broker."""
     port: int | None = None

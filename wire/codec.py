@@ -34,6 +34,9 @@ _MAX_REASON = 200
 _ENCODER = msgspec.msgpack.Encoder()
 _FROM_DEVICE: msgspec.msgpack.Decoder[FromDevice] = msgspec.msgpack.Decoder(FromDevice)
 _TO_DEVICE: msgspec.msgpack.Decoder[ToDevice] = msgspec.msgpack.Decoder(ToDevice)
+_FROM_AGENT: msgspec.msgpack.Decoder[FromDevice | Signed] = msgspec.msgpack.Decoder(
+    FromDevice | Signed
+)
 _FROM_COORDINATOR: msgspec.msgpack.Decoder[ToDevice | Signed] = msgspec.msgpack.Decoder(
     ToDevice | Signed
 )
@@ -79,6 +82,15 @@ def decode_to_device(payload: Buffer) -> ToDevice:
         DecodeError: The bytes are not a valid message of a coordinator.
     """
     return _decode_message(_TO_DEVICE, payload)
+
+
+def decode_from_agent(payload: Buffer) -> FromDevice | Signed:
+    """Return the message that a device sent, signed or not.
+
+    Raises:
+        DecodeError: The bytes are not a valid message of a device.
+    """
+    return _decode_message(_FROM_AGENT, payload)
 
 
 def decode_from_coordinator(payload: Buffer) -> ToDevice | Signed:

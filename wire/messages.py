@@ -351,6 +351,8 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     round: RoundId
     attempt: Count = 0
     """Attempt of the `EvaluateRequest`."""
+    model: Sha256
+    """Hash of the model version that was evaluated."""
     loss: Magnitude
     """Mean over the examples, in nats; 0 without examples."""
     n: Count
@@ -411,6 +413,11 @@ class CoordinatorStatus(Message, frozen=True, kw_only=True, tag="coordinator"):
     boot: Count
     """Random number of this coordinator process; devices send `Hello` again when it changes."""
     run: Text = ""
+    """Name of the experiment."""
+    run_id: Text = ""
+    """With the boot and the task it is what signatures depend on (`wire.signature.Binding`)."""
+    task: Sha256 | None = None
+    """Hash of the encoded task; None while there is none."""
 
 
 class Intent(Message, frozen=True, kw_only=True, tag="intent"):
@@ -461,6 +468,9 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     capabilities: Capabilities
     n_k: Count | None = None
     """Training examples of the device's own data; None requests a shard from the coordinator."""
+    nonce: Count = 0
+    """Random number of a device with a task key, another one for each coordinator process
+    (`wire.signature`)."""
 
 
 class Context(Message, frozen=True, kw_only=True, tag="context"):
@@ -569,6 +579,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     attempt: Count = 0
     """Attempt of the `Train`."""
     manifest: Manifest
+    model: Sha256
+    """Hash of the model version that was trained."""
     phases: Phases
     n_k: Count
     """Training examples of the device."""
@@ -599,6 +611,8 @@ class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
     round: RoundId
     id: BlobId
     sha256: Sha256
+    model: Sha256
+    """Hash of the model version that was trained, as in the `Offer`."""
     resent_chunks: Count = 0
     upload_j: Joules | None = None
     """Energy of the whole device from the grant on; None if it cannot measure its power."""
@@ -834,12 +848,12 @@ class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
 
 
 class Signed(Message, frozen=True, kw_only=True, tag="signed"):
-    """A message to one device that takes signed messages only (`wire.signature`)."""
+    """A message to or from a device with a task key (`wire.signature`)."""
 
     body: Annotated[bytes, Meta(min_length=1, max_length=1 << 20)]
     """The encoded message."""
     signature: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    """HMAC-SHA256 of `body` by the session key."""
+    """HMAC-SHA256 of `body` by the key of this session and direction."""
 
 
 # --- operator to coordinator, and back ------------------------------------------------------------
@@ -897,6 +911,8 @@ class OperatorCommand(Message, frozen=True, kw_only=True, tag="command"):
     """New value of a setting; share that is left of the speed (throttle); seconds (fault)."""
     text: Text = ""
     """The note, one line."""
+    run: Text = ""
+    """Id of the run that it is for, as another one may have begun; empty: whichever is there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -167,7 +167,9 @@ class HostileDevice:
             case 0:
                 return self._hello()
             case 1:
-                return UploadDone(round=round_id, id=rng.bytes(16), sha256=rng.bytes(32))
+                return UploadDone(
+                    round=round_id, id=rng.bytes(16), sha256=rng.bytes(32), model=rng.bytes(32)
+                )
             case 2:
                 return Context(boot=1, seq=seq, mu_cores=4.0, is_ready=True, n_k=2**20)
             case _:
@@ -178,6 +180,7 @@ class HostileDevice:
                 return Offer(
                     round=round_id,
                     manifest=manifest,
+                    model=rng.bytes(32),
                     phases=NO_PHASES,
                     n_k=2**20,
                     steps=1,

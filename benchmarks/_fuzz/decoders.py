@@ -106,7 +106,9 @@ def _files(*patterns: str) -> Callable[[], Iterator[bytes]]:
 
 _NARROW = (
     codec.decode_from_device,
+    codec.decode_from_agent,
     codec.decode_to_device,
+    codec.decode_from_coordinator,
     codec.decode_intent,
     codec.decode_command,
     codec.decode_answer,

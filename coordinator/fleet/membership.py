@@ -8,8 +8,9 @@ from fairbed.coordinator.fleet.codec_agreement import missing_codecs
 from fairbed.coordinator.fleet.plausibility import fault_in_hello
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
-from fairbed.coordinator.ports import ShardSource, TaskKeyOf, no_task_key
+from fairbed.coordinator.ports import ShardSource
 from fairbed.coordinator.state.rate_limit import RateLimit
 from fairbed.coordinator.state.registry import (
     NEVER,
@@ -31,12 +32,12 @@ from fairbed.wire.messages import (
     LinkProbeReply,
     Manifest,
     Refuse,
+    Signed,
     Status,
     Welcome,
 )
 from fairbed.wire.plugins import is_path
 from fairbed.wire.shard import encode_shard
-from fairbed.wire.signature import SIGNED_SKILL, session_key
 
 MAX_DEVICES = 10_000
 """Largest fleet; the limit keeps a faulty client from growing the registry without bound."""
@@ -45,12 +46,6 @@ NEWCOMERS = 20.0, 500
 """Devices of unknown names that are admitted per second, and at once; the others are admitted when
 they send hello again, 2 s later. At a broker with one login for all, a hostile client could invent
 names by the thousand. Devices that the experiment names are admitted at any time."""
-
-NO_TASK_KEY = (
-    "it takes signed messages only, and this run has no key for it; enrol it again: fairbed enroll "
-    "--replace, or run the line of fairbed enroll --upgrade on it"
-)
-"""Of a device that has the key of another lab, or of an enrolment that was replaced."""
 
 REJOIN_S = 10.0
 """Longest wait of the next round for devices that were ready before an outage."""
@@ -72,7 +67,7 @@ class Fleet:
         exchange: ExchangeConfig,
         held_out: HeldOut | None = None,
         limits: LimitsConfig | None = None,
-        task_key_of: TaskKeyOf = no_task_key,
+        signatures: FleetSignatures | None = None,
         wants_scale: bool = False,
     ) -> None:
         self.registry = registry
@@ -85,7 +80,7 @@ class Fleet:
         self._exchange = exchange
         self._held_out = held_out
         self._limits = limits or LimitsConfig()
-        self._task_key_of = task_key_of
+        self._signatures = signatures or FleetSignatures()
         self._wants_scale = wants_scale
         self._newcomers = RateLimit(*NEWCOMERS)
         self._manifests: dict[str, Manifest] = {}
@@ -127,8 +122,14 @@ class Fleet:
         with anyio.move_on_after(timeout_s):
             await changed.wait()
 
-    async def on_hello(self, name: str, hello: Hello) -> bool:
-        """Admit a device or refuse it; return whether its agent was restarted."""
+    async def on_hello(self, name: str, hello: Hello, signed: Signed | None = None) -> bool:
+        """Admit a device or refuse it; return whether its agent was restarted.
+
+        Args:
+            name: Of the device.
+            hello: Its request.
+            signed: The message in which it came; None if it is not signed.
+        """
         if name not in self.registry and len(self.registry) >= MAX_DEVICES:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
             return False
@@ -136,8 +137,8 @@ class Fleet:
             text = f"more than {NEWCOMERS[0]:g} new devices a second send hello; the others wait"
             self._event_log.warn("flood", text)
             return False
-        if not await self._sign_if_demanded(name, hello):
-            self._refuse(name, NO_TASK_KEY)
+        if problem := await self._signatures.begin(name, hello, signed):
+            self._refuse(name, problem, is_plain=True)
             return False
         if hello.n_k == 0:
             reason = "its own data must hold at least 1 example, got 0"
@@ -256,13 +257,6 @@ class Fleet:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _sign_if_demanded(self, name: str, hello: Hello) -> bool:
-        """Sign the messages to a device that takes no others; return whether that is possible."""
-        is_demanded = SIGNED_SKILL in hello.capabilities.skills
-        key = await anyio.to_thread.run_sync(self._task_key_of, name) if is_demanded else None
-        self._publisher.sign_for(name, None if key is None else session_key(key, hello.boot))
-        return key is not None or not is_demanded
-
     async def _offer_shard(self, name: str) -> tuple[Manifest | None, int, int]:
         """Return the shard of a device, its examples, and their positions with a target."""
         shard = await anyio.to_thread.run_sync(self._shards.shard, name)
@@ -279,10 +273,13 @@ class Fleet:
         positions = await anyio.to_thread.run_sync(shard.count_positions)
         return manifest, shard.n, positions
 
-    def _refuse(self, name: str, reason: str, *, is_final: bool = False) -> None:
-        """Refuse a device for this run, or for every run (`is_final`)."""
+    def _refuse(
+        self, name: str, reason: str, *, is_final: bool = False, is_plain: bool = False
+    ) -> None:
+        """Refuse a device for this run, or for every run (`is_final`); `is_plain`: unsigned."""
         self._event_log.warn("refused", reason, device=name)
-        self._publisher.publish(name, Refuse(reason=reason, is_final=is_final))
+        refuse = Refuse(reason=reason, is_final=is_final)
+        self._publisher.publish(name, refuse, is_plain=is_plain)
 
     def _record_n_k(self, device: Device) -> None:
         """Write the row of a device; its own data are fewer once it has held out test examples."""

@@ -18,6 +18,8 @@ from fairbed.wire.messages import Manifest, Offer, Privacy, SteadyTransfer, Trai
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import UploadReceiver
 
+OTHER_MODEL = "update: must be trained from the model version of this exchange, got another one"
+
 
 @dataclass(slots=True)
 class _Upload:
@@ -205,6 +207,8 @@ def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
     fault = uploads.fault_in_offer(offer.manifest, update_codec(train))
     if fault is not None:
         return fault
+    if offer.model != train.model.sha256:
+        return OTHER_MODEL
     if pulled_blob(train, offer) is None:
         return "offer: the model must have come in a blob that was announced"
     if offer.n_k < 1:

@@ -4,10 +4,10 @@ import logging
 from collections import Counter
 from functools import partial
 
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import CoordinatorStatus, OperatorAnswer, ToDevice
-from fairbed.wire.signature import sign
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport
 
@@ -24,34 +24,34 @@ def _ignore() -> None:
 class Publisher:
     """Publishes messages; a lost one is repeated after the device's next hello or request."""
 
-    def __init__(self, transport: Transport, topics: Topics) -> None:
+    def __init__(
+        self, transport: Transport, topics: Topics, signatures: FleetSignatures | None = None
+    ) -> None:
         self.dropped = 0
         """Messages dropped because `MAX_PENDING` others to that device were waiting."""
         self._transport = transport
         self._topics = topics
         self._pending: Counter[str] = Counter()
-        self._session_keys: dict[str, bytes] = {}
+        self._signatures = signatures or FleetSignatures()
 
-    def sign_for(self, device: str, key: bytes | None) -> None:
-        """Sign all further messages to one device by a session key; None: sign none.
+    def publish(
+        self, device: str, message: ToDevice, *, qos: int = 1, is_plain: bool = False
+    ) -> None:
+        """Publish to one device without waiting; the message is lost if the link is down.
 
-        The status of the coordinator, which is for all devices, is never signed.
+        Args:
+            device: Name of the device.
+            message: It is signed if the device has a session.
+            qos: Quality of service.
+            is_plain: It is not signed: an answer to a hello that is not valid.
         """
-        if key is None:
-            self._session_keys.pop(device, None)
-        else:
-            self._session_keys[device] = key
-
-    def publish(self, device: str, message: ToDevice, *, qos: int = 1) -> None:
-        """Publish to one device without waiting; the message is lost if the link is down."""
         if self._pending[device] >= MAX_PENDING:
             self.dropped += 1
             return
         self._pending[device] += 1
         topic, on_complete = self._topics.control(device), partial(self._on_complete, device)
-        key = self._session_keys.get(device)
         try:
-            body = encode(message if key is None else sign(message, key))
+            body = encode(message if is_plain else self._signatures.signed(device, message))
             self._transport.publish_nowait(topic, body, qos=qos, on_complete=on_complete)
         except Disconnected as exc:
             _LOG.info("not sent to %s: %s", topic, exc)
@@ -70,7 +70,7 @@ class Publisher:
 
         No key signs for all: a device that takes signed messages only gets one of its own before.
         """
-        for device in self._session_keys:
+        for device in self._signatures.devices:
             self.publish(device, message)
         return await self._publish_and_wait(self._topics.control_all, encode(message), qos=1)
 

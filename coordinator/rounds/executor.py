@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import update_codec
 from fairbed.coordinator.fleet.plausibility import fault_in_report
-from fairbed.coordinator.fleet.uploads import CompletedUpload, Uploads, fault_in_offer
+from fairbed.coordinator.fleet.uploads import OTHER_MODEL, CompletedUpload, Uploads, fault_in_offer
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.ports import HostMonitor
 from fairbed.coordinator.rounds.merging import RoundMerge
@@ -392,8 +392,12 @@ class RoundExecutor:
 
     def on_done(self, device: str, done: UploadDone) -> None:
         """A device sends the hash of its update, or repeats it because it has no verdict."""
-        if self._find_open(device, done.round)[0] is None:
+        train, _ = self._find_open(device, done.round)
+        if train is None:
             self._verdicts.repeat(device, done.round, "this round is over")
+            return
+        if done.model != train.model.sha256:
+            self._on(BrokeProtocol(device, OTHER_MODEL))
             return
         complete = self._uploads.on_done(device, done)
         if complete is not None:

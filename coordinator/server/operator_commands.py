@@ -39,6 +39,7 @@ LASTING = ("throttle", "profile", "link")
 INFO: Level = "info"
 WARNING: Level = "warning"
 
+OTHER_RUN = "it is for run {}, which has ended; {} runs there now"
 READ_ONLY = (
     "this run takes no commands (operator.read_only); where it runs, Ctrl-C or SIGTERM ends it"
 )
@@ -96,13 +97,17 @@ class OperatorCommands:
         self._answers[command.id] = None
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
-        if command.action in OF_EMULATED_DEVICES and not self._is_read_only:
+        run_id = self._event_log.store.run_id
+        is_ours = command.run in ("", run_id)
+        if command.action in OF_EMULATED_DEVICES and not self._is_read_only and is_ours:
             name = f"coordinator.command[{command.line}]"
             self._group.start_soon(self._change_device, command, operator, name=name)
             return
         before: float | None = None
         first_round: int | None = None
         try:
+            if not is_ours:
+                raise CommandRefusedError(OTHER_RUN.format(command.run, run_id))
             if self._is_read_only:
                 raise CommandRefusedError(READ_ONLY)
             if command.action == "set":

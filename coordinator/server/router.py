@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from anyio.abc import TaskGroup
@@ -19,12 +20,13 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.fleet.device_logs import DeviceLogs
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.state.rate_limit import MAX_KEYS, RateLimit
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.wire.codec import decode_command, decode_from_device
+from fairbed.wire.codec import decode_command, decode_from_agent
 from fairbed.wire.errors import DecodeError, Disconnected
 from fairbed.wire.messages import (
     ChunkRequest,
@@ -40,6 +42,7 @@ from fairbed.wire.messages import (
     OperatorCommand,
     PersonalScore,
     Pong,
+    Signed,
     Status,
     UploadDone,
 )
@@ -88,6 +91,7 @@ class Routes:
     personal_scores: PersonalScores
     public: PublicBlobs
     private: PrivateBlobs
+    signatures: FleetSignatures
     on_command: Callable[[OperatorCommand, str], None]
     """Takes the command and the name of its operator."""
     on_watch: Callable[[], None] = lambda: None
@@ -112,6 +116,7 @@ class Router:
         self._personal_scores = routes.personal_scores
         self._public = routes.public
         self._private = routes.private
+        self._signatures = routes.signatures
         self._on_command = routes.on_command
         self._on_watch = routes.on_watch
         self._is_refused = routes.is_refused
@@ -189,13 +194,16 @@ class Router:
         if not packet.payload:
             return
         try:
-            message = decode_from_device(packet.payload)
+            received = decode_from_agent(packet.payload)
+            message = self._signatures.opened(device, received)
         except DecodeError as exc:
             self._event_log.warn("bad message", str(exc), device=device)
             return
-        self._on_message(device, message)
+        if message is not None:
+            self._on_message(device, message, received if isinstance(received, Signed) else None)
 
-    def _on_message(self, device: str, message: FromDevice) -> None:
+    def _on_message(self, device: str, message: FromDevice, signed: Signed | None) -> None:
+        """Pass on a message; `signed` is that in which it came, None if it is not signed."""
         now = self._event_log.now()
         match message:
             case Hello() if not self._hellos.take(device, now):
@@ -207,7 +215,7 @@ class Router:
                     self._executor.on_idle(device)
                     self._loss_queries.on_idle(device)
             case Hello():
-                self._start(device, self._on_hello, message)
+                self._start(device, partial(self._on_hello, signed=signed), message)
             case Status():
                 self._fleet.on_status(device, message)
             case Offer():
@@ -255,8 +263,8 @@ class Router:
         del self._muted[topic]
         return False
 
-    async def _on_hello(self, device: str, hello: Hello) -> None:
-        is_other_process = await self._fleet.on_hello(device, hello)
+    async def _on_hello(self, device: str, hello: Hello, signed: Signed | None) -> None:
+        is_other_process = await self._fleet.on_hello(device, hello, signed)
         self._executor.on_hello(device, is_other_process)
         self._loss_queries.on_hello(device, is_other_process)
 

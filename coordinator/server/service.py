@@ -7,6 +7,7 @@ are in `rounds.loop`.
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Literal, TypeAlias
 
 import anyio
@@ -19,6 +20,7 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.fleet.uploads import Uploads
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
+from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.live_settings import (
@@ -57,6 +59,7 @@ from fairbed.wire.codec import encode
 from fairbed.wire.errors import Refused
 from fairbed.wire.messages import MAX_CHUNK_BYTES, CoordinatorStatus, Goodbye, Manifest, Welcome
 from fairbed.wire.models import package_of
+from fairbed.wire.signature import Binding
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
@@ -115,8 +118,6 @@ class LinkSetup:
 class _RunParts:
     """The parts of a run that its tasks use."""
 
-    task: bytes
-    """The encoded task, which each device downloads once."""
     task_manifest: Manifest
     fleet: Fleet
     executor: RoundExecutor
@@ -158,13 +159,16 @@ class Coordinator:
         self._store = store
         self._host = host
         self._topics = link.topics
-        self._boot = link.boot
         self._max_chunk_bytes = link.max_chunk_bytes
         self._on_progress, self._on_waiting, self._on_alert = on_progress, on_waiting, on_alert
         self._event_log = EventLog(store, now, self._fail)
         self._loop_lag = LagMeter(now)
+        self._task = encode_artifact(setup.artifact)
+        """The encoded task, which each device downloads once."""
+        self._binding = Binding(store.run_id, link.boot, sha256(self._task).digest())
         self._transport = link.transport(Will(link.topics.coordinator, encode(self._status("off"))))
-        self._publisher = Publisher(self._transport, link.topics)
+        self._signatures = FleetSignatures(self._binding, host.task_key_of)
+        self._publisher = Publisher(self._transport, link.topics, self._signatures)
         self._public = PublicBlobs(self._transport, link.topics, link.boot)
         self._lease = CoordinatorLease(self._transport, link.topics, link.boot, on_lost=self._fail)
         self._scope = anyio.CancelScope()
@@ -284,9 +288,8 @@ class Coordinator:
             module="" if module is None else package_of(module.path),
             fitting=self._setup.fitting,
         )
-        task = encode_artifact(self._setup.artifact)
         chunk_bytes = min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)
-        task_manifest = self._public.named(manifest_of(task, "task", chunk_bytes))
+        task_manifest = self._public.named(manifest_of(self._task, "task", chunk_bytes))
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
         _, returned = self._setup.decisions.vector_counts
@@ -319,13 +322,13 @@ class Coordinator:
             personal_scores=services.personal_scores,
             public=self._public,
             private=private,
+            signatures=self._signatures,
             on_command=commands.on_command,
             on_watch=self._host.on_watch,
             is_refused=self._is_refused,
             on_flood=self._host.on_flood,
         )
         return _RunParts(
-            task=task,
             task_manifest=task_manifest,
             fleet=fleet,
             executor=executor,
@@ -341,7 +344,7 @@ class Coordinator:
         self, registry: Registry, private: PrivateBlobs, side_traffic: SideTraffic, task: Manifest
     ) -> Fleet:
         welcome = Welcome(
-            boot=self._boot, task=task, shard=None, max_chunk_bytes=self._max_chunk_bytes
+            boot=self._binding.boot, task=task, shard=None, max_chunk_bytes=self._max_chunk_bytes
         )
         return Fleet(
             registry,
@@ -354,7 +357,7 @@ class Coordinator:
             exchange=self._config.exchange,
             held_out=self._config.held_out,
             limits=self._config.limits,
-            task_key_of=self._host.task_key_of,
+            signatures=self._signatures,
             wants_scale=self._setup.artifact.scale is not None and not self._config.privacy.is_on,
         )
 
@@ -459,7 +462,7 @@ class Coordinator:
             await self._lease.acquire()
             await parts.router.subscribe(self._transport)
             await self._on_link_up()
-            await self._public.publish(parts.task_manifest, parts.task)
+            await self._public.publish(parts.task_manifest, self._task)
             self._store.set_status("running")
             await parts.commands.repeat(self._store.earlier_commands())
             await parts.loop.run(first_round)
@@ -541,4 +544,7 @@ class Coordinator:
             await self._publisher.publish_status(self._status("off"))
 
     def _status(self, state: Literal["on", "off"]) -> CoordinatorStatus:
-        return CoordinatorStatus(state=state, boot=self._boot, run=self._config.name)
+        run, boot, task = self._binding
+        return CoordinatorStatus(
+            state=state, boot=boot, run=self._config.name, run_id=run, task=task
+        )

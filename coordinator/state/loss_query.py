@@ -143,6 +143,8 @@ def fault_in_reply(
         request: What it replies to.
         task: What the model predicts.
     """
+    if reply.model != request.model.sha256:
+        return "answer: must be of the model version that was requested, got another one"
     if pulled_manifest(reply, request) is None:
         return "answer: the model must have come in a blob that was announced"
     if request.split == "test":

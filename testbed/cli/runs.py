@@ -114,6 +114,7 @@ async def ask_run(
             raise TransportError(str(exc)) from exc
     transport = MqttTransport(url, f"operator-{secrets.token_hex(6)}")
     topics = Topics(endpoint.tenant)
+    command = msgspec.structs.replace(command, run=endpoint.run_id)
     send = partial(transport.publish, topics.command(operator), encode(command), qos=1)
     is_sent = False
     try:

@@ -57,7 +57,7 @@ from fairbed.testbed.lab.folder import (
 from fairbed.testbed.lab.identities import LAB_SERVICE, Contact, Identities, Identity, user_of
 from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError, Disconnected, VersionError, innermost
-from fairbed.wire.messages import Hello, Status, is_device_name
+from fairbed.wire.messages import Hello, Signed, Status, is_device_name
 from fairbed.wire.topics import ANY, Topics
 from fairbed.wire.transport.base import LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
@@ -579,7 +579,10 @@ class Contacts:
         agent: str | None = None
         if channel != "tel":
             try:
-                match decode(packet.payload):
+                message = decode(packet.payload)
+                if isinstance(message, Signed):  # only a run has the key of its session
+                    message = decode(message.body)
+                match message:
                     case Status(state="off"):
                         if packet.retained:  # an old one: see `restart`
                             return

@@ -158,18 +158,21 @@ def not_enrolled(lab: Path, names: Iterable[str], tenant: str, now_s: float) -> 
 def enrolled_task_key(lab: Path, tenant: str, name: str) -> str | None:
     """Return the task key of a device that the lab accepts; None if there is none. Blocks.
 
-    A registry that cannot be read is read again at the next hello of the device.
+    An emulated device has none: it was started by the process that would check its signatures.
+
+    Raises:
+        LookupError: The registry cannot be read; it is read again at the next hello of the device.
     """
     try:
         found = open_lab(lab)
         with Identities(found.database) as identities:
             identity = identities.get(name)
-        if identity is None or identity.tenant != tenant:
+        if identity is None or identity.tenant != tenant or identity.run is not None:
             return None
         return found.task_key(identity) if identity.is_accepted(time.time()) else None
     except LabError as exc:
         _log.warning("%s: its task key must be readable, got: %s", name, exc)
-        return None
+        raise LookupError(name) from exc
 
 
 def earlier_names(name: str) -> list[str]:

@@ -704,11 +704,15 @@ async def _endpoint(
                 names = {spec.name for spec in choice.fleet}
                 await check_names_are_free(url, topics, names)
             limit = await find_chunk_limit(url, topics)
-            endpoint = Endpoint(url=url, tenant=broker.tenant, max_chunk_bytes=limit)
+            endpoint = Endpoint(
+                url=url, tenant=broker.tenant, run_id=plan.run_id, max_chunk_bytes=limit
+            )
             write_endpoint(plan.folder, endpoint)
             yield endpoint, lambda: None, None
         else:
-            endpoint = Endpoint(url=url, tenant=broker.tenant, lab=str(lab.folder))
+            endpoint = Endpoint(
+                url=url, tenant=broker.tenant, run_id=plan.run_id, lab=str(lab.folder)
+            )
             write_endpoint(plan.folder, msgspec.structs.replace(endpoint, url=redact(url)))
             yield endpoint, partial(pid_of_broker, lab), None
         return
@@ -733,6 +737,7 @@ async def _endpoint(
         endpoint = Endpoint(
             url=with_client(started.url, broker.client),
             tenant=broker.tenant,
+            run_id=plan.run_id,
             host=host,
             port=started.port,
             secret=accounts.secret,

@@ -65,6 +65,7 @@ def offer(round_id: int = 1, *, train_s: float = 1.0, manifest: Manifest | None 
     return Offer(
         round=round_id,
         manifest=manifest or update_manifest(),
+        model=MODEL.sha256 or b"",
         phases=phases(train_s),
         n_k=100,
         steps=5,

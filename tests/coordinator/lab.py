@@ -240,7 +240,7 @@ class Lab:
             now=LoopClock().now,
         )
 
-    def open_store(self, name: str = "run") -> Store:
+    def open_store(self, name: str = "run", run_id: str = "lab") -> Store:
         """Create a run's store, or reopen it, as if it had been stopped if it is done."""
         run = self.folder / name
         if (run / "run.db").exists():
@@ -251,7 +251,7 @@ class Lab:
         return Store.create(
             run,
             NewRun(
-                run_id="lab",
+                run_id=run_id,
                 name="lab",
                 experiment_toml="",
                 seed=1,

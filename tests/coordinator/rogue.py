@@ -94,7 +94,10 @@ class Rogue:
 
     async def done(self, manifest: Manifest, sha256: bytes) -> None:
         """Send a hash."""
-        await self.send(UploadDone(round=self.train.round, id=manifest.id, sha256=sha256))
+        model = self.train.model.sha256
+        assert model is not None
+        round_id = self.train.round
+        await self.send(UploadDone(round=round_id, id=manifest.id, sha256=sha256, model=model))
 
     def offer(
         self, size_bytes: int | None = None, chunk_bytes: int = 32 * 1024, **changes: object
@@ -110,6 +113,7 @@ class Rogue:
             "round": self.train.round,
             "attempt": self.train.attempt,
             "manifest": manifest,
+            "model": self.train.model.sha256,
             "phases": phases(),
             "n_k": 40,
             "steps": 2,

@@ -192,6 +192,7 @@ class ScriptedDevice(rogue.Rogue):
         fields: dict[str, object] = {
             "round": self.request.round,
             "attempt": self.request.attempt,
+            "model": self.request.model.sha256,
             "n": 40,
             "was_cold": False,
             "download_s": 0.01,

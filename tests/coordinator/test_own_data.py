@@ -410,6 +410,7 @@ class ScriptedDevice(rogue.Rogue):
         fields: dict[str, object] = {
             "round": self.requests[-1].round,
             "attempt": self.requests[-1].attempt,
+            "model": self.requests[-1].model.sha256,
             "loss": 1.0,
             "n": 10,
             "correct": 5,
@@ -521,6 +522,7 @@ def test_the_weight_of_a_score_is_bounded(
 ) -> None:
     reply = EvaluateReply(
         round=3,
+        model=bytes(32),
         loss=2.0,
         n=n,
         correct=correct,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
-from fairbed.wire.codec import decode_from_device, encode
+from fairbed.wire.codec import decode_from_agent, decode_from_device, encode
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import (
     BlobKind,
@@ -34,6 +34,7 @@ from fairbed.wire.messages import (
     Offer,
     Personal,
     Privacy,
+    Signed,
     ToDevice,
     Train,
     UploadAck,
@@ -41,7 +42,7 @@ from fairbed.wire.messages import (
     UploadResult,
     Welcome,
 )
-from fairbed.wire.signature import sign
+from fairbed.wire.signature import Binding, is_signed_by, session_keys, sign
 from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import UploadReceiver
@@ -73,6 +74,8 @@ class FakeCoordinator:
         """Chunks of the private blob that are not sent."""
         self.session_key: bytes | None = None
         """Signs the messages to the device; None signs none."""
+        self.device_key: bytes | None = None
+        """Signs those of the device; None takes any."""
         self.chunks: list[int] = []
         """Indices of upload chunks in the order of arrival."""
         self.seen: dict[type, list[FromDevice]] = defaultdict(list)
@@ -91,6 +94,20 @@ class FakeCoordinator:
                 await self._link_up.wait()
             yield self
             group.cancel_scope.cancel()
+
+    @property
+    def binding(self) -> Binding:
+        """What its messages are bound to."""
+        status = self.status_on
+        return Binding(status.run_id, status.boot, status.task or b"")
+
+    async def sign_for(self, key: str, former: Hello | None = None) -> Hello:
+        """Wait for a hello of another session than the former; begin it by a task key."""
+        hello = await self.expect(Hello)
+        while former is not None and hello.nonce == former.nonce:
+            hello = await self.expect(Hello)
+        self.session_key, self.device_key = session_keys(key, self.binding, hello)
+        return hello
 
     async def announce(self) -> None:
         """Publish the `on` status of the coordinator."""
@@ -267,7 +284,11 @@ class FakeCoordinator:
         if channel == "upload":
             await self._on_chunk(decode_chunk(packet.payload))
             return
-        message = decode_from_device(packet.payload)
+        message = decode_from_agent(packet.payload)
+        if isinstance(message, Signed):
+            if self.device_key is not None and not is_signed_by(message, self.device_key):
+                return
+            message = decode_from_device(message.body)
         self.seen[type(message)].append(message)
         match message:
             case ChunkRequest():

@@ -98,7 +98,7 @@ async def test_chunks_that_the_broker_holds_back_arrive_without_a_second_request
                 async def receive() -> None:
                     async for event in link.events():
                         assert isinstance(event, Packet)
-                        pull.on_chunk(decode_chunk(event.payload))
+                        pull.on_chunk(decode_chunk(event.payload), event.topic)
 
                 group.start_soon(receive)
                 await pull.run()

@@ -76,7 +76,7 @@ async def test_chunks_are_released_with_the_next_request_and_at_the_end(
         async def receive() -> None:
             async for event in link.events():
                 assert isinstance(event, Packet)
-                pulls.on_chunk(decode_chunk(event.payload))
+                pulls.on_chunk(decode_chunk(event.payload), event.topic)
                 await anyio.wait_all_tasks_blocked()
 
         group.start_soon(receive)
@@ -151,7 +151,7 @@ async def test_a_broker_that_holds_back_the_last_chunks_is_nudged() -> None:
         async def receive() -> None:
             async for event in link.events():
                 assert isinstance(event, Packet)
-                pulls.on_chunk(decode_chunk(event.payload))
+                pulls.on_chunk(decode_chunk(event.payload), event.topic)
 
         group.start_soon(receive)
         began = anyio.current_time()

@@ -42,7 +42,7 @@ from fairbed.wire.messages import DEVICE_PHASES
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.client import MqttTransport
 from tests.processes import end
-from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
+from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab, task_key_line
 from tests.testbed.small_run import LIMIT_S, Running, running
 from tests.wire.transport.drivers import packets, up
 
@@ -564,7 +564,7 @@ def test_emulated_devices_have_identities_at_a_lab_for_the_time_of_their_run(
         fleet = FLEET.replace('"process"', f'"{backend}"')
         power = '[power]\ncommand = ["/bin/echo", "4000"]\nunit = "mW"\n'
         with (
-            physical_agent(url, "pi-kitchen", tmp_path, power),
+            physical_agent(url, "pi-kitchen", tmp_path, task_key_line(lab, "pi-kitchen") + power),
             running(tmp_path, 8, 1, fleet, url="lab") as run,
         ):
             run.wait_round(1)
@@ -590,7 +590,7 @@ def test_a_mixed_run_that_was_killed_resumes_with_the_same_devices_and_identitie
         url = "mqtts://pi-kitchen:{}@127.0.0.1:{}?cafile={}".format(
             identities.create("pi-kitchen"), lab.settings.port, lab.ca
         )
-        with physical_agent(url, "pi-kitchen", tmp_path):
+        with physical_agent(url, "pi-kitchen", tmp_path, task_key_line(lab, "pi-kitchen")):
             with running(tmp_path, 12, 1, FLEET, url="lab") as run:
                 run.wait_round(3)
                 run.process.kill()

@@ -147,10 +147,13 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "status-on": Status(state="on", boot=17),
     "status-off": Status(state="off", boot=17),
     "coordinator": CoordinatorStatus(state="on", boot=23),
-    "coordinator-run": CoordinatorStatus(state="off", boot=23, run="digits-12"),
+    "coordinator-run": CoordinatorStatus(
+        state="off", boot=23, run="digits-12", run_id="2026-11-29-digits-12", task=DIGEST
+    ),
     "intent": Intent(manifest=MODEL, boot=23),
     "intent-named": Intent(manifest=structs.replace(MODEL, name="1f-3"), boot=31),
     "hello": Hello(boot=17, capabilities=CAPABILITIES),
+    "hello-nonce": Hello(boot=17, capabilities=CAPABILITIES, nonce=1_099_511_627_775),
     "hello-with-data": Hello(boot=17, capabilities=PI, n_k=600),
     "hello-with-codecs": Hello(boot=17, capabilities=NEWER),
     "hello-with-skills": Hello(boot=17, capabilities=ASKABLE),
@@ -181,11 +184,14 @@ MESSAGES: Mapping[str, AnyMessage] = {
         throttled=("soft-temperature-limit", "throttled"),
     ),
     "context-cool": Context(boot=17, seq=43, mu_cores=1.0, free_cores=0.0, throttled=()),
-    "offer": Offer(round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False),
+    "offer": Offer(
+        round=3, manifest=UPDATE, model=DIGEST, phases=PHASES, n_k=600, steps=30, was_cold=False
+    ),
     "offer-full": Offer(
         round=3,
         attempt=1,
         manifest=UPDATE,
+        model=DIGEST,
         phases=PHASES,
         n_k=600,
         steps=30,
@@ -198,6 +204,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "offer-steady": Offer(
         round=3,
         manifest=UPDATE,
+        model=DIGEST,
         phases=PHASES,
         n_k=600,
         steps=30,
@@ -207,6 +214,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "offer-coded": Offer(
         round=3,
         manifest=UPDATE,
+        model=DIGEST,
         phases=DECODED,
         n_k=600,
         steps=30,
@@ -216,6 +224,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "offer-energy": Offer(
         round=3,
         manifest=UPDATE,
+        model=DIGEST,
         phases=structs.replace(
             PHASES,
             energy=PhaseEnergy(
@@ -233,11 +242,12 @@ MESSAGES: Mapping[str, AnyMessage] = {
         was_cold=False,
     ),
     "offer-personal": Offer(
-        round=3, manifest=UPDATE, phases=PERSONAL, n_k=600, steps=30, was_cold=False
+        round=3, manifest=UPDATE, model=DIGEST, phases=PERSONAL, n_k=600, steps=30, was_cold=False
     ),
     "offer-positions": Offer(
         round=3,
         manifest=UPDATE,
+        model=DIGEST,
         phases=PHASES,
         n_k=600,
         steps=30,
@@ -245,10 +255,18 @@ MESSAGES: Mapping[str, AnyMessage] = {
         positions=4_800,
     ),
     "offer-had-model": Offer(
-        round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False, had_model=True
+        round=3,
+        manifest=UPDATE,
+        model=DIGEST,
+        phases=PHASES,
+        n_k=600,
+        steps=30,
+        was_cold=False,
+        had_model=True,
     ),
     "evaluate-reply": EvaluateReply(
         round=3,
+        model=DIGEST,
         loss=2.25,
         n=600,
         was_cold=True,
@@ -260,6 +278,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "evaluate-reply-coded": EvaluateReply(
         round=3,
         attempt=1,
+        model=DIGEST,
         loss=0.0,
         n=20,
         was_cold=False,
@@ -271,6 +290,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "evaluate-reply-test": EvaluateReply(
         round=3,
+        model=DIGEST,
         loss=1.5,
         n=40,
         was_cold=True,
@@ -282,6 +302,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "evaluate-reply-two-classes": EvaluateReply(
         round=3,
+        model=DIGEST,
         loss=0.5,
         n=40,
         was_cold=False,
@@ -294,6 +315,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "evaluate-reply-regression": EvaluateReply(
         round=3,
+        model=DIGEST,
         loss=0.5,
         n=40,
         was_cold=False,
@@ -306,6 +328,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "evaluate-reply-positions": EvaluateReply(
         round=3,
+        model=DIGEST,
         loss=1.5,
         n=40,
         was_cold=False,
@@ -330,9 +353,13 @@ MESSAGES: Mapping[str, AnyMessage] = {
         limit_s=2.5,
         coding=Coding(keep_model=True),
     ),
-    "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST),
-    "upload-done-energy": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, upload_j=0.75),
-    "upload-done-resent": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, resent_chunks=2),
+    "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST),
+    "upload-done-energy": UploadDone(
+        round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST, upload_j=0.75
+    ),
+    "upload-done-resent": UploadDone(
+        round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST, resent_chunks=2
+    ),
     "personal-score": PersonalScore(round=3, n=60, correct=45, loss=0.75),
     "personal-score-two-classes": PersonalScore(round=3, n=60, correct=45, loss=0.75, auroc=0.5),
     "personal-score-regression": PersonalScore(round=3, n=60, loss=0.75, mae=1.25, r2=0.25),
@@ -517,6 +544,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "refuse-final": Refuse(reason="übergroß: 5 µs, 3 × 4", is_final=True),
     "goodbye": Goodbye(),
     "goodbye-done": Goodbye(reason="30 rounds are done"),
+    "command-run": OperatorCommand(id=UPDATE_ID, action="stop", run="2026-11-29-digits-12"),
     "signed": Signed(body=b"\x01\x82\xa1m\xa4ping\xa3seq\x07", signature=DIGEST),
     "command": OperatorCommand(id=UPDATE_ID, action="pause"),
     "command-exclude": OperatorCommand(id=UPDATE_ID, action="exclude", device="pi-7"),

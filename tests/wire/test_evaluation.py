@@ -25,6 +25,7 @@ from fairbed.wire.messages import EvaluateReply
 
 REPLY = EvaluateReply(
     round=1,
+    model=bytes(32),
     loss=0.5,
     n=4,
     was_cold=False,

@@ -536,6 +536,7 @@ def _offer(size_bytes: int, chunk_bytes: int) -> Offer:
         manifest=Manifest(
             id=bytes(16), kind="update", size_bytes=size_bytes, chunk_bytes=chunk_bytes
         ),
+        model=bytes(32),
         phases=Phases(
             download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
         ),

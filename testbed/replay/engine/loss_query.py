@@ -175,6 +175,7 @@ def _resolve(table: LossQuery, planned: Exchanges, found: Floats, n: Ints, now: 
 def _reply(table: LossQuery, planned: Exchanges, at: int, loss: float, n: int) -> EvaluateReply:
     return EvaluateReply(
         round=table.round,
+        model=bytes(32),
         loss=loss,
         n=n,
         was_cold=bool(planned.was_cold[at]),

@@ -25,7 +25,9 @@ def receive(uploads: Uploads, device: str, value: float) -> Manifest:
     )
     uploads.open(device, manifest, window=4)
     uploads.on_frame(device, encode_chunk(manifest.id, 0, data))
-    done = UploadDone(round=1, id=manifest.id, sha256=hashlib.sha256(data).digest())
+    done = UploadDone(
+        round=1, id=manifest.id, sha256=hashlib.sha256(data).digest(), model=bytes(32)
+    )
     assert uploads.on_done(device, done) is not None
     return manifest
 

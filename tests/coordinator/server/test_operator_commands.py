@@ -274,6 +274,26 @@ async def test_a_read_only_run_refuses_every_command(tmp_path: Path) -> None:
     assert [answer.is_accepted for _, _, answer in place.audited] == [False] * 4
 
 
+async def test_a_command_for_a_run_that_has_ended_changes_nothing_in_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async def steer(operator: Operator, coordinator: Coordinator) -> None:
+        for action, fields in (
+            ("stop", {}),
+            ("throttle", {"device": "pi-0", "name": "cpu", "value": 0.5}),
+        ):
+            text = await operator.refused(action, run="earlier", **fields)
+            assert text == "it is for run earlier, which has ended; lab runs there now"
+        await operator.accepted("stop", run="lab")
+
+    bench = Bench()
+    async with lab(tmp_path) as place:
+        place.devices = bench
+        rows = await steered(place, make_config(rounds=ENDLESS), steer)
+    assert [row.is_accepted for row in rows] == [False, False, True]
+    assert not bench.lines
+
+
 class Bench:
     """Notes the commands to emulated devices; refuses those about pi-2."""
 

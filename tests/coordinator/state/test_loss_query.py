@@ -31,6 +31,7 @@ CODED = EvaluateRequest(
 def reply(loss: float = 1.5, **changes: object) -> EvaluateReply:
     fields: dict[str, object] = {
         "round": 3,
+        "model": MODEL.sha256,
         "n": 40,
         "was_cold": True,
         "download_s": 0.5,

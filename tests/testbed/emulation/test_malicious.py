@@ -123,6 +123,7 @@ def test_the_attacks_of_the_source_poison_labels() -> None:
 
 REPLY = EvaluateReply(
     round=3,
+    model=bytes(32),
     loss=2.25,
     n=9,
     was_cold=False,

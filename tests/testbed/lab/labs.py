@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairbed.testbed.host.loopback import free_ports
 from fairbed.testbed.lab.folder import Lab, LabBroker, LabSettings, init_lab
+from fairbed.testbed.lab.identities import Identities
 
 FAIRBED = [sys.executable, "-m", "fairbed.testbed.cli.main"]
 
@@ -36,6 +37,16 @@ def make_lab(
         now_s=NOW_S,
         environment={"HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config")},
     )
+
+
+def task_key_line(lab: Lab, name: str) -> str:
+    """Return the line of an agent's configuration with the task key of an enrolled device."""
+    with Identities(lab.database) as identities:
+        identity = identities.get(name)
+    assert identity is not None
+    key = lab.task_key(identity)
+    assert key is not None
+    return f'task_key = "{key}"\n'
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.service import running_pid
 from tests import needs
 from tests.processes import end
-from tests.testbed.lab.labs import make_lab
+from tests.testbed.lab.labs import make_lab, task_key_line
 
 AGENTS, RUNS, ROUNDS = 20, 10, 3
 
@@ -176,7 +176,7 @@ def _start_agent(
     config.write_text(
         f"broker_url = {json.dumps(url)}\nname = {json.dumps(name)}\n"
         f"cache_folder = {json.dumps(str(folder / name / 'cache'))}\n"
-        f"state_folder = {json.dumps(str(folder / name / 'state'))}\n"
+        f"state_folder = {json.dumps(str(folder / name / 'state'))}\n{task_key_line(lab, name)}"
     )
     config.chmod(0o600)
     with _log(folder, number).open("wb") as log:

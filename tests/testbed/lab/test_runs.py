@@ -20,7 +20,7 @@ from fairbed.testbed.lab.service import running_pid
 from fairbed.testbed.run_folder import ENDPOINT_FILE
 from tests.brokers import PRODUCTION_BROKERS
 from tests.processes import end, is_gone
-from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
+from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab, task_key_line
 from tests.testbed.small_run import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.slow]
@@ -81,14 +81,11 @@ class Coordinator(NamedTuple):
 @contextmanager
 def agent(lab: Lab, name: str, password: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the agent of an enrolled device, which takes signed messages only."""
-    with Identities(lab.database) as identities:
-        identity = identities.get(name)
-    assert identity is not None
     config = folder / f"{name}.toml"
     url = f"mqtts://{name}:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}"
     config.write_text(
         f'name = "{name}"\nbroker_url = "{url}"\ncache_folder = "{folder / name}"\n'
-        f'state_folder = "{folder / name}"\ntask_key = "{lab.task_key(identity)}"\n'
+        f'state_folder = "{folder / name}"\n{task_key_line(lab, name)}'
     )
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(

@@ -50,16 +50,18 @@ def test_the_key_of_a_device_is_that_of_an_accepted_identity_of_the_tenant(tmp_p
     with Identities(lab.database) as identities:
         identities.create("pi")
         identities.create("other", tenant="lab-2")
+        identities.create_many(["emulated"], run="run-1")
         identity = identities.get("pi")
         assert identity is not None
         assert enrolled_task_key(lab.folder, "main", "pi") == lab.task_key(identity)
         identities.revoke("pi", now_s=time.time())
-    for name in ("pi", "other", "unknown"):
+    for name in ("pi", "other", "unknown", "emulated"):
         assert enrolled_task_key(lab.folder, "main", name) is None
 
 
-def test_a_registry_that_cannot_be_read_gives_no_key(
+def test_a_registry_that_cannot_be_read_is_no_registry_without_a_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert enrolled_task_key(tmp_path, "main", "pi") is None
+    with pytest.raises(LookupError):
+        enrolled_task_key(tmp_path, "main", "pi")
     assert "pi: its task key must be readable, got: " in caplog.text
