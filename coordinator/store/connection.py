@@ -4,15 +4,18 @@ A run belongs to one process at a time; the kernel releases the lock when that p
 """
 
 import fcntl
+import json
 import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from fairbed.coordinator.store.damage import check_rounds
 from fairbed.coordinator.store.errors import RunInUseError, RunNotFoundError, StoreError
+from fairbed.wire.printable import printable
 
 LOCK_FILE = "lock"
 LOCK_WAIT_S = 0.5
@@ -112,7 +115,7 @@ def open_writable(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
 
 
 def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """Open an existing database for reading beside a writer."""
+    """Open an existing database for reading beside a writer; its texts are printable."""
     if not path.is_file():
         raise RunNotFoundError(
             f"{path.parent}: must be the folder of a run, got one without {path.name}; `fairbed "
@@ -120,13 +123,32 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
         )
     _roll_back(path, busy_timeout_s)
     with translated(path):
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode=ro",
             uri=True,
             timeout=busy_timeout_s,
             isolation_level=None,
             check_same_thread=False,
         )
+    connection.text_factory = _text
+    return connection
+
+
+def _text(cell: bytes) -> str:
+    """Return a text of the database: one line that controls nothing, whoever wrote the file."""
+    text = str(printable(cell.decode()))
+    if "\\" in text and text.startswith(("{", "[")):  # JSON may escape what is not printable
+        with suppress(ValueError, RecursionError):
+            return json.dumps(_printable_json(json.loads(text)))
+    return text
+
+
+def _printable_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(printable(key)): _printable_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_printable_json(one) for one in value]
+    return str(printable(value)) if isinstance(value, str) else value
 
 
 def _roll_back(path: Path, busy_timeout_s: float) -> None:

@@ -7,7 +7,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,6 +33,7 @@ from fairbed.testbed.lab.folder import (
 from fairbed.testbed.lab.identities import Identities, require_packages
 from fairbed.testbed.lab.service import check_ports, find_program, running_pid, serve_lab
 from fairbed.testbed.lab.systemd import has_unit, install_unit, remove_unit, unit_name
+from fairbed.wire.console import log_lines
 
 STOP_S = 15.0
 """Longest end of a lab: its broker has 3 s."""
@@ -120,11 +120,7 @@ def _up(options: argparse.Namespace) -> int:
             check_ports(lab.settings, lab.folder / SETTINGS_FILE)
         print(f"{install_unit(lab)} runs, and starts with this machine; log: {_log_command(lab)}")
         return DONE
-    logging.basicConfig(
-        level=logging.DEBUG if hasattr(options, "debug") else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_lines("debug" if hasattr(options, "debug") else "info")
     if not hasattr(options, "debug"):
         logging.getLogger("fairbed.wire").setLevel(logging.WARNING)
     umask = os.umask(0o077)  # for the files of the broker, too

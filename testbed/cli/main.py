@@ -17,6 +17,7 @@ from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
 from fairbed.wire.console import name_problem, print_anything, read_names_as_utf_8
 from fairbed.wire.errors import innermost
+from fairbed.wire.printable import printable
 
 
 def console() -> int:
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
     if hasattr(options, "debug"):
         traceback.print_exception(exc)
-    print(f"fairbed: {exc}", file=sys.stderr)
+    print(f"fairbed: {printable(str(exc))}", file=sys.stderr)  # one line
     return code
 
 

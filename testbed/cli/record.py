@@ -28,6 +28,7 @@ from fairbed.testbed.recording.analysis.compose import (
 from fairbed.testbed.recording.analysis.findings import Findings
 from fairbed.testbed.units import duration_s
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.printable import printable
 
 if TYPE_CHECKING:
     from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
@@ -300,8 +301,7 @@ def _as_json(findings: Findings, path: Path, trace: Path | None) -> dict[str, ob
 
 
 def _title(board: str) -> str:
-    text = "".join(letter if letter.isprintable() else " " for letter in board)
-    return f"{text[:200]}, recorded"
+    return f"{printable(board)[:200]}, recorded"
 
 
 def _written_by() -> str:

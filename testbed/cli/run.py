@@ -5,7 +5,6 @@ line per round.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -32,6 +31,8 @@ from fairbed.testbed.host.termination import unwound_by_signals
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import Bar, is_dumb_terminal, progress
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
+from fairbed.wire.console import log_lines
+from fairbed.wire.printable import printable
 
 
 def main(options: argparse.Namespace) -> int:
@@ -90,11 +91,7 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
 def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTargets) -> int:
     is_debug = hasattr(options, "debug")
     out = sys.stderr if options.json else sys.stdout
-    logging.basicConfig(
-        level=logging.DEBUG if is_debug else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_lines("debug" if is_debug else "warning")
     physical, rounds = len(plan.experiment.physical), plan.experiment.rounds
     emulated = plan.experiment.devices - physical if plan.has_fleet else 0
     devices = f"{emulated} emulated devices" + (f" and {physical} physical" if physical else "")
@@ -144,4 +141,4 @@ def _warn(line: str) -> None:
 
 def _print(out: TextIO, line: str) -> None:
     with suppress(BrokenPipeError):
-        print(line, file=out, flush=True)
+        print(printable(line), file=out, flush=True)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from fairbed.testbed.errors import LabError
+from fairbed.wire.printable import one_line
 
 MAX_TEXT = 200
 """Longest text of a field, characters; texts of devices are cut to it."""
@@ -67,12 +68,12 @@ class Audit:
         """
         row = AuditRow(
             at=datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds"),
-            action=action[:MAX_TEXT],
-            name=name[:MAX_TEXT],
-            role=role[:MAX_TEXT],
-            by=by[:MAX_TEXT],
-            address=address[:MAX_TEXT],
-            detail=detail[:MAX_TEXT],
+            action=str(one_line(action, MAX_TEXT)),
+            name=str(one_line(name, MAX_TEXT)),
+            role=str(one_line(role, MAX_TEXT)),
+            by=str(one_line(by, MAX_TEXT)),
+            address=str(one_line(address, MAX_TEXT)),
+            detail=str(one_line(detail, MAX_TEXT)),
         )
         line = msgspec.json.encode(row) + b"\n"
         try:
