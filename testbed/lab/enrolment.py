@@ -70,7 +70,7 @@ BACKLOG = 64
 
 WRONG_PER_MINUTE = 6
 """Wrong tokens and passwords of one address, after which it waits. A token has 192 random bits, so
-this bounds the audit log and the load, not the chance to guess one."""
+this bounds the load, not the chance to guess one; the audit log has a bound for all addresses."""
 
 MAX_ADDRESSES = 1024
 """Addresses whose wrong tokens are counted; the oldest is forgotten first."""
@@ -186,7 +186,7 @@ class _Service:
             )
         except LabError as exc:
             self.wrong.add(address, now_s)
-            self.audit.write(
+            self.audit.refuse(
                 "enrol-refused",
                 at_s=now_s,
                 name=request.name or request.host_name,
@@ -236,7 +236,7 @@ class _Service:
         identity = self.identities.authenticate(request.name, request.password)
         if identity is None:
             self.wrong.add(address, now_s)
-            self.audit.write(
+            self.audit.refuse(
                 "renew-refused", at_s=now_s, name=request.name, address=address, detail="password"
             )
             raise _Refusal(
@@ -245,7 +245,8 @@ class _Service:
                 f"and password; enrol the device again: fairbed enroll {request.name}",
             )
         contact = self.identities.contacts().get(identity.name)
-        if contact is not None and contact.agent != request.agent:
+        is_accepted = identity.is_accepted(now_s)
+        if is_accepted and contact is not None and contact.agent != request.agent:
             self.identities.saw(identity.name, at_s=contact.at_s, agent=request.agent)
         standing, since_s = _standing(identity, request.name, now_s)
         return RenewReply(
@@ -255,7 +256,7 @@ class _Service:
             version=own_version(),
             is_seen=contact is not None and contact.state == "online",
             since_s=since_s,
-            task_key=self.lab.task_key(identity) if identity.is_accepted(now_s) else None,
+            task_key=self.lab.task_key(identity) if is_accepted else None,
         )
 
     def _check_attempts(self, address: str, now_s: float) -> None:
@@ -501,7 +502,9 @@ async def serve_enrolment(
 
     with contextlib.closing(_listen(lab.settings.enrol_port)) as listener:
         task_status.started()
-        async with anyio.create_task_group() as group:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(lambda: audit.write_left_out(now()))
+            group = await stack.enter_async_context(anyio.create_task_group())
             while True:
                 link, address = await _accept(listener)
                 is_full = sum(per_address.values()) >= MAX_CONNECTIONS

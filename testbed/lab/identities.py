@@ -438,7 +438,10 @@ class Identities:
         agent: str | None = None,
         state: str | None = None,
     ) -> None:
-        """Note a contact of a device; None keeps what is known. Unknown devices are ignored."""
+        """Note a contact of a device; None keeps what is known.
+
+        Unknown and revoked devices are ignored.
+        """
         self.saw_many([Contact(name=name, at_s=at_s, address=address, agent=agent, state=state)])
 
     def saw_many(self, contacts: Iterable[Contact]) -> None:
@@ -446,7 +449,8 @@ class Identities:
         with self._transaction() as db:
             db.executemany(
                 "INSERT INTO contact SELECT ?1, ?2, ?3, ?4, ?5 WHERE EXISTS "
-                "(SELECT 1 FROM identity WHERE name = ?1 AND role = 'device') "
+                "(SELECT 1 FROM identity WHERE name = ?1 AND role = 'device' "
+                "AND revoked_s IS NULL) "
                 "ON CONFLICT (name) DO UPDATE SET "
                 "at_s = max(at_s, excluded.at_s), address = coalesce(excluded.address, address), "
                 "agent = coalesce(excluded.agent, agent), state = coalesce(excluded.state, state)",
