@@ -13,12 +13,7 @@ from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
 from fairbed.wire.enrolment import SECRET_PATTERN
 from fairbed.wire.messages import MAX_WATTS, DeviceName, is_device_name
-from fairbed.wire.text import NotText, text_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 
 SentLevel: TypeAlias = Literal["off", "error", "warning", "info"]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=1e6)]
@@ -195,14 +190,14 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     values: dict[str, object] = {}
     if path is not None:
         try:
-            values = tomllib.loads(text_of(path.read_bytes()))
+            values = toml_of(text_of(path.read_bytes()))
         except OSError as exc:
             raise ConfigError(
                 f"{where}: must be a readable TOML file, got: {exc.strerror or exc}"
             ) from exc
         except NotText as exc:
             raise ConfigError(f"{where}: {exc}") from exc
-        except tomllib.TOMLDecodeError as exc:
+        except TOMLDecodeError as exc:
             raise ConfigError(f"{where}: must be a readable TOML file, {_one_line(exc)}") from exc
     unknown = next((key for key in values if key not in AgentConfig.__struct_fields__), None)
     if unknown is not None:  # before a missing key, whose name may be misspelt

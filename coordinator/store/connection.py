@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,13 @@ def open_writable(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
         return connection
 
 
+MAX_TEXT_BYTES = 4 << 20
+"""Longest text of a cell; the longest that a run writes are its provenance and its settings."""
+
+MAX_LEVELS = 64
+"""Levels of JSON that need no check."""
+
+
 def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
     """Open an existing database for reading beside a writer; its texts are printable."""
     if not path.is_file():
@@ -130,17 +138,35 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
             isolation_level=None,
             check_same_thread=False,
         )
-    connection.text_factory = _text
+    connection.text_factory = partial(_text, path)
     return connection
 
 
-def _text(cell: bytes) -> str:
-    """Return a text of the database: one line that controls nothing, whoever wrote the file."""
+def _text(path: Path, cell: bytes) -> str:
+    """Return a text of the database: one line that controls nothing, whoever wrote the file.
+
+    Raises:
+        StoreError: It is longer, or nests deeper, than Fairbed writes.
+    """
+    if len(cell) > MAX_TEXT_BYTES:
+        raise StoreError(
+            f"{path}: a text must have at most {MAX_TEXT_BYTES >> 10} KiB, got {len(cell) >> 10} "
+            "KiB; the file is damaged, or Fairbed did not write it"
+        )
     text = str(printable(cell.decode()))
-    if "\\" in text and text.startswith(("{", "[")):  # JSON may escape what is not printable
-        with suppress(ValueError, RecursionError):
-            return json.dumps(_printable_json(json.loads(text)))
-    return text
+    if not text.startswith(("{", "[")):
+        return text
+    if "\\" not in text and text.count("[") + text.count("{") <= MAX_LEVELS:
+        return text
+    try:  # JSON may escape what is not printable
+        return json.dumps(_printable_json(json.loads(text)), ensure_ascii=False)
+    except ValueError:
+        return text
+    except RecursionError as exc:
+        raise StoreError(
+            f"{path}: JSON must have at most {MAX_LEVELS} levels, got hundreds; the file is "
+            "damaged, or Fairbed did not write it"
+        ) from exc
 
 
 def _printable_json(value: Any) -> Any:

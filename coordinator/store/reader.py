@@ -17,7 +17,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, TypeVar
 
-from msgspec import DecodeError, Struct, toml
+from msgspec import Struct, ValidationError, convert
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.state.alerts import ALERT_KINDS, Divergence, divergence
@@ -58,6 +58,7 @@ from fairbed.coordinator.store.tables import (
     TruthRow,
 )
 from fairbed.wire.messages import DEVICE_PHASES
+from fairbed.wire.text import toml_of
 
 GUARANTEEING = ("rbcs-f", "rbcs-f-known")
 """Policies that guarantee a selection rate."""
@@ -179,8 +180,8 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
 def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
     """Return the excerpt; empty for a damaged file, so that its results can still be read."""
     try:
-        return toml.decode(experiment_toml, type=ExperimentExcerpt)
-    except DecodeError:
+        return convert(toml_of(experiment_toml), ExperimentExcerpt)
+    except (ValueError, ValidationError):
         return ExperimentExcerpt()
 
 

@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,12 +42,7 @@ from fairbed.testbed.lab.identities import (
 )
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.signature import new_secret, task_key
-from fairbed.wire.text import NotText, text_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fairbed.wire.text import NotText, text_of, toml_of
 
 VERSION = 1
 """Of the folder; a lab of another version is refused."""
@@ -242,7 +236,7 @@ def open_lab(given: Path | None = None, environment: Mapping[str, str] = os.envi
     folder = find_lab(given, environment)
     path = folder / SETTINGS_FILE
     try:
-        found = tomllib.loads(text_of(path.read_bytes()))
+        found = toml_of(text_of(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise LabError(
             f"{folder}: must be the folder of a lab, got none; make one with: fairbed lab init"
