@@ -252,9 +252,9 @@ class OwnData:
             DataError: They need more than the free memory.
         """
         if archive is not None:
+            self._check_free(sum(entry.file_size for entry in archive.infolist()))
             if problem := expansion_problem(archive):
                 raise DataError(f"{self.path}: {problem}")
-            self._check_free(sum(entry.file_size for entry in archive.infolist()))
 
     def _check_free(self, needed: int) -> None:
         """Refuse examples of so many bytes if they need more than the free memory.

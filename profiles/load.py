@@ -68,7 +68,15 @@ def read_toml(path: Path) -> dict[str, Any] | str:
     except OSError as error:
         return f"{path}: must be a readable file, got {error}; check the path"
     except TOMLDecodeError as error:
-        return f"{path}: must be TOML, got {error}; correct that line"
+        if path.suffix == ".toml":
+            return f"{path}: must be TOML, got {error}; correct that line"
+        profile = path.with_suffix(".toml")
+        advice = (
+            f"this is a series beside its profile; check {profile}"
+            if profile.exists()
+            else f"fairbed profiles import reads a {path.suffix or 'plain'} file as a trace"
+        )
+        return f"{path}: must be the TOML file of a profile, got another file; {advice}"
 
 
 def _anchor_traces(value: Any, folder: Path) -> None:

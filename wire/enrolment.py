@@ -58,6 +58,19 @@ class EnrolRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     python: Fact = ""
 
 
+class TokenRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask whether a token could be redeemed: `POST /token`, before anything is installed."""
+
+    token: Secret
+
+
+class TokenReply(Struct, frozen=True, kw_only=True):
+    """The token is open."""
+
+    lab: str
+    """Name of the lab."""
+
+
 class EnrolReply(Struct, frozen=True, kw_only=True):
     """The identity of a device, and where the broker is."""
 

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from types import TracebackType
 from typing import Any, TypeVar
@@ -363,7 +364,7 @@ class RunInfo:
         fleet = self.plan.fleet
         if fleet and not any(part.physical for part in fleet):
             return ""
-        of_run = "" if self.plan.broker.url == "lab" else f" --run {self.folder}"
+        of_run = "" if self.plan.broker.url == "lab" else f" --run {quote(str(self.folder))}"
         return f"fairbed enroll NAME{of_run}"
 
     @property
@@ -372,8 +373,8 @@ class RunInfo:
         if self.is_alive or self.is_replica or self.status == "done":
             return ""
         if self.row.clock == "virtual":
-            return f"fairbed replay {self.folder}"
-        return f"fairbed {'run' if self.has_fleet else 'coordinator'} {self.folder}"
+            return f"fairbed replay {quote(str(self.folder))}"
+        return f"fairbed {'run' if self.has_fleet else 'coordinator'} {quote(str(self.folder))}"
 
     @property
     def run_id(self) -> str:

@@ -137,7 +137,8 @@ def install_line(lab: Lab, address: str, token: str | None) -> str:
     """Return the line that installs an agent and enrols the device.
 
     The key of the server is pinned, so that the script is the lab's although the device does not
-    know its CA yet. The token is in the environment of `sh`, not in an argument.
+    know its CA yet. The token reaches `sh` by its input, before the script, so that no process has
+    it as an argument, `sudo` neither. Without a script `sh` gets a line that prints why.
 
     Args:
         lab: The lab.
@@ -152,8 +153,13 @@ def install_line(lab: Lab, address: str, token: str | None) -> str:
         raise LabError(f"{lab.server}: must be a certificate, got {exc}; restore it") from exc
     host = f"[{address}]" if ":" in address else address
     url = f"https://{host}:{lab.settings.enrol_port}/install"
-    shell = "sh" if token is None else f"FAIRBED_TOKEN={token} sh"
-    return f"curl -fsSk --pinnedpubkey 'sha256//{pin}' {url} | {shell}"
+    first = "" if token is None else f"echo FAIRBED_TOKEN={token}; "
+    problem = (
+        f"fairbed: no script of the lab {lab.settings.name} at {url}, see the line of curl above; "
+        "on the lab host run fairbed lab status, and use a new line of fairbed enroll"
+    )
+    otherwise = f"echo 'echo \"{problem}\" >&2; exit 1'"
+    return f"{{ {first}curl -fsSk --pinnedpubkey 'sha256//{pin}' {url} || {otherwise}; }} | sh"
 
 
 def _names(options: argparse.Namespace) -> list[str]:
@@ -162,9 +168,14 @@ def _names(options: argparse.Namespace) -> list[str]:
     if options.all is not None:
         try:
             text = text_of(options.all.read_bytes())
-        except (OSError, NotText) as exc:
+        except FileNotFoundError as exc:
             raise UsageError(
-                f"{options.all}: must be a text file with one name a line, got {exc}"
+                f"{options.all}: there is no such file; write one with one name a line"
+            ) from exc
+        except (OSError, NotText) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise UsageError(
+                f"{options.all}: must be a text file with one name a line, got: {reason}"
             ) from exc
         names += [line for row in text.splitlines() if (line := row.partition("#")[0].strip())]
         if not names:
@@ -233,7 +244,7 @@ def _print_notes(lab: Lab, invitations: Sequence[Invitation], minutes: float) ->
     each = "each line" if len(invitations) > 1 else "the line"
     print(
         f"{each} is good once, for {minutes:g} minutes; paste it into a shell on {where} (with "
-        "sudo before FAIRBED_TOKEN for a service of the system)",
+        "sudo before sh at its end for a service of the system)",
         file=sys.stderr,
     )
     if running_pid(lab) is None:
@@ -441,7 +452,7 @@ def _instant(unix_s: float) -> str:
 def _rename(options: argparse.Namespace) -> int:
     lab = open_lab(options.lab)
     with Identities(lab.database) as identities:
-        identities.rename(options.old, options.new)
+        identities.rename(options.old, options.new, now_s=time.time())
     Audit(lab.audit).write(
         "rename",
         at_s=time.time(),

@@ -141,7 +141,8 @@ def _init(options: argparse.Namespace) -> int:
         raise UsageError(f"init: {exc}") from exc
     target.write_text(text, encoding="utf-8")
     _write_schema(target.parent)
-    print(f"wrote {target} and {SCHEMA_FILE}\nnext: fairbed replay {target}, fairbed run {target}")
+    line = shlex.quote(str(target))
+    print(f"wrote {target} and {SCHEMA_FILE}\nnext: fairbed replay {line}, fairbed run {line}")
     return DONE
 
 
@@ -186,7 +187,9 @@ def _answers(options: argparse.Namespace) -> Answers:
     try:
         data = data_config(what, label=label, device=options.device, folder=options.folder)
     except ValueError as exc:
-        raise UsageError(f"init: {exc}") from exc
+        rule = str(exc).partition("; set label = ")
+        advice = "; give --label COLUMN" if rule[1] else ""
+        raise UsageError(f"init: {rule[0]}{advice}") from exc
     model = options.model or _ask(
         f"Model ({', '.join(MODELS)}, or package.module:Name)", _suitable_model(data)
     )

@@ -7,6 +7,7 @@ import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -227,7 +228,8 @@ def _whole_run(options: argparse.Namespace) -> int:
         if not names:
             raise UsageError(
                 f"{folder}: must have a device without a profile, got none; replay it with: "
-                f"fairbed replay {folder / CONFIG} --set replay.costs_from={folder}"
+                f"fairbed replay {quote(str(folder / CONFIG))} --set "
+                f"{quote(f'replay.costs_from={folder}')}"
             )
         paths = {name: options.out / f"{name}.toml" for name in names}
         target = options.out / CONFIG
@@ -261,7 +263,7 @@ def _whole_run(options: argparse.Namespace) -> int:
         _print_findings(findings, path)
     for remark in remarks:
         print(remark)
-    print(f"{target}: written; replay the run with: fairbed replay {target}")
+    print(f"{target}: written; replay the run with: fairbed replay {quote(str(target))}")
     return DONE
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from shlex import quote
 from typing import TextIO
 
 import anyio
@@ -18,7 +19,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.connection import CONFIG, DATABASE
 from fairbed.device_agent.memory import share_one_heap
 from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import one_line_errors
@@ -77,13 +78,14 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
             if any(device.kind == "physical" for device in summary.fleet):
                 print(
                     "\na record of this run, to replay it on a virtual clock:\n"
-                    f"  fairbed record --all --run {plan.folder} --out {plan.folder.name}-recorded"
+                    f"  fairbed record --all --run {quote(str(plan.folder))} "
+                    f"--out {quote(plan.folder.name + '-recorded')}"
                 )
             else:
                 print(
                     "\nthe same on a virtual clock, with the costs of this run:\n"
-                    f"  fairbed replay {plan.folder}/experiment.toml "
-                    f"--set replay.costs_from={plan.folder}"
+                    f"  fairbed replay {quote(str(plan.folder / CONFIG))} "
+                    f"--set {quote(f'replay.costs_from={plan.folder}')}"
                 )
     return DONE if summary.status in ("done", "stopped") else FAILED
 

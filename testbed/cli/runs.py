@@ -435,7 +435,12 @@ def _first_not_writable(folder: Path) -> Path | None:
 
 def _logs(options: argparse.Namespace) -> int:
     """Print the whole log of an emulated device, or the lines that another device sent."""
-    folder = resolve_run(options.runs, options.run)
+    try:
+        folder = resolve_run(options.runs, options.run)
+    except RunNotFoundError as exc:
+        if _is_run(options.runs, options.name):
+            raise _wrong_order(options.name, options.run) from exc
+        raise
     logs = folder / "logs"
     path = logs / f"{options.name}.log"
     if is_device_name(options.name) and path.exists():
@@ -457,5 +462,22 @@ def _logs(options: argparse.Namespace) -> int:
         )
     if not lines:
         names = sorted(known | {p.stem for p in logs.glob("*.log")}) or ["none"]
+        if _is_run(options.runs, options.name):
+            raise _wrong_order(options.name, names[0])
         raise UsageError(f"logs: no device {options.name!r}; there are: {', '.join(names)}")
     return DONE
+
+
+def _is_run(runs: Path, name: str) -> bool:
+    try:
+        resolve_run(runs, name)
+    except RunNotFoundError:
+        return False
+    return True
+
+
+def _wrong_order(run: str, device: str) -> UsageError:
+    return UsageError(
+        f"logs: the device comes first, then the run, got the run {run!r} in its place; run: "
+        f"fairbed logs {device} {run}"
+    )

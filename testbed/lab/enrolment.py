@@ -3,6 +3,7 @@
     GET  /install      the script that installs and enrols an agent
     GET  /wheels/      an index for `pip --find-links`
     GET  /wheels/NAME  a file that the index lists
+    POST /token        whether a one-time token is open, before a device installs anything
     POST /enrol        a one-time token for an identity (wire/enrolment.py)
     POST /renew        name and password for the standing of the identity
 
@@ -51,6 +52,8 @@ from fairbed.wire.enrolment import (
     RenewReply,
     RenewRequest,
     Standing,
+    TokenReply,
+    TokenRequest,
     decode_json,
 )
 from fairbed.wire.errors import DecodeError
@@ -225,6 +228,24 @@ class _Service:
             task_key=self.lab.task_key(identity) if identity.role == "device" else None,
         )
 
+    def check_token(self, request: TokenRequest, address: str) -> TokenReply:
+        """Answer whether a token is open.
+
+        Raises:
+            _Refusal: It is not, or this address has asked for too many.
+        """
+        now_s = self.now()
+        self._check_attempts(address, now_s)
+        try:
+            self.identities.check_token(request.token, now_s=now_s)
+        except LabError as exc:
+            self.wrong.add(address, now_s)
+            self.audit.refuse(
+                "enrol-refused", at_s=now_s, name="", address=address, detail=str(exc)
+            )
+            raise _Refusal(HTTPStatus.FORBIDDEN, str(exc)) from exc
+        return TokenReply(lab=self.lab.settings.name)
+
     def renew(self, request: RenewRequest, address: str) -> RenewReply:
         """Return the standing of an identity.
 
@@ -333,10 +354,14 @@ class _Connection(http.server.BaseHTTPRequestHandler):
         try:
             if self.path == "/enrol":
                 reply: Struct = self._service.enrol(self._body(EnrolRequest), self._address)
+            elif self.path == "/token":
+                reply = self._service.check_token(self._body(TokenRequest), self._address)
             elif self.path == "/renew":
                 reply = self._service.renew(self._body(RenewRequest), self._address)
             else:
-                raise _Refusal(HTTPStatus.NOT_FOUND, "not found; /enrol and /renew take requests")
+                raise _Refusal(
+                    HTTPStatus.NOT_FOUND, "not found; /token, /enrol and /renew take requests"
+                )
         except _Refusal as exc:
             self._problem(exc.status, exc.problem)
         except LabError as exc:  # for example a full disk

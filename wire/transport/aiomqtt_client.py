@@ -24,6 +24,7 @@ from fairbed.wire.transport.link import (
     ConnectOptions,
     PacketHandler,
     advice_for,
+    closed_unanswered,
     failure_reason,
     oversized,
     subscribe_batches,
@@ -68,7 +69,7 @@ class AiomqttConnection:
         try:
             await self._client.__aenter__()
             if self._client.is_lost:  # aiomqtt ignores a loss before `__aenter__` returns
-                raise aiomqtt.MqttError("connection lost")
+                raise aiomqtt.MqttError(closed_unanswered(is_tls=self._options.tls is not None))
         except (aiomqtt.MqttError, OSError) as exc:
             reason, advice = failure_reason(exc), advice_for(exc)
             if advice is None:

@@ -37,9 +37,9 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
                 raise DatasetError(
                     str(path), "must be an .npz archive, got one array", "use np.savez"
                 )
+            check_memory(str(path), _size_bytes(archive))
             if archive.zip is not None and (problem := expansion_problem(archive.zip)):
                 raise DatasetError(str(path), *problem.split("; ", 1))
-            check_memory(str(path), _size_bytes(archive))
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as exc:
         raise DatasetError(str(path), "file must exist, got none", "check data.source") from exc

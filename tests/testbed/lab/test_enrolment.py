@@ -477,7 +477,7 @@ def test_the_agent_names_a_certificate_of_another_name_or_ca(
     foreign = make_authority("other", now)
     line = anyio.run(refusal, other_server(sign_server(foreign, ["127.0.0.1"], now)))
     assert "certificate verify failed" in line
-    assert line.endswith("; check ?cafile=")
+    assert "; add ?cafile=FILE to the address" in line
 
 
 @pytest.mark.parametrize("code", [9, 10])
