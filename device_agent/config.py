@@ -273,9 +273,8 @@ def _explained(exc: msgspec.ValidationError, values: Mapping[str, object]) -> st
     match = _RULE.match(text)
     if match is None or match["key"] is None:
         return text
-    key, rule = match["key"], match["rule"].replace("`", "")
-    for kind, words in _KINDS.items():
-        rule = rule.replace(kind, words)
+    key, rule = match["key"], match["rule"].replace("Expected", "must be").replace("`", "")
+    rule = re.sub(r"\b(array|float|int)\b(?: \| null)?", lambda kind: _KINDS[kind[1]], rule)
     got, advice = match["got"] or "", ""
     value = _value_at(values, key)
     if got == "str" and isinstance(value, str):
@@ -283,14 +282,7 @@ def _explained(exc: msgspec.ValidationError, values: Mapping[str, object]) -> st
     return f"{key}: {rule}{f', got {got}' if got else ''}{advice}"
 
 
-_KINDS: Mapping[str, str] = {
-    "Expected": "must be",
-    "array": "a list",
-    "float | null": "a number",
-    "int | null": "a whole number",
-    "float": "a number",
-    "int ": "a whole number ",
-}
+_KINDS: Mapping[str, str] = {"array": "a list", "float": "a number", "int": "a whole number"}
 """What the decoder calls the kinds of values, and what a person does."""
 
 

@@ -23,7 +23,14 @@ from fairbed.testbed.cli.runs import live_endpoint
 from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.enrolment import own_version
-from fairbed.testbed.lab.folder import SETTINGS_FILE, Lab, find_lab, open_lab, server_addresses
+from fairbed.testbed.lab.folder import (
+    SETTINGS_FILE,
+    Lab,
+    find_lab,
+    lab_option,
+    open_lab,
+    server_addresses,
+)
 from fairbed.testbed.lab.identities import (
     COORDINATOR,
     LAB_SERVICE,
@@ -249,7 +256,8 @@ def _print_notes(lab: Lab, invitations: Sequence[Invitation], minutes: float) ->
     )
     if running_pid(lab) is None:
         print(
-            f"warning: the lab {lab.settings.name} is down; start it: fairbed lab up",
+            f"warning: the lab {lab.settings.name} is down; start it: fairbed lab up"
+            f"{lab_option(lab.folder)}",
             file=sys.stderr,
         )
 
@@ -352,14 +360,18 @@ def _list(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(lines).decode())
         return DONE
     if not lines:
-        print(f"no devices in the lab {lab.settings.name}; enrol one with: fairbed enroll NAME")
+        print(
+            f"no devices in the lab {lab.settings.name}; enrol one with: fairbed enroll NAME"
+            f"{lab_option(lab.folder)}"
+        )
         return DONE
     print("\n".join(table(lines)))
     for line in lines:
         if line.problem is not None:
             print(line.problem)
     if not is_up:
-        print(f"the lab {lab.settings.name} is down; start it with: fairbed lab up")
+        option = lab_option(lab.folder)
+        print(f"the lab {lab.settings.name} is down; start it with: fairbed lab up{option}")
     return DONE
 
 
@@ -483,9 +495,10 @@ def _revoke(options: argparse.Namespace) -> int:
             return DONE
     after_s = _await_removal(lab, identity.user)
     if after_s is None:
+        option = lab_option(lab.folder)
         raise RunError(
             f"{name}: revoked, but the lab must take it out of the broker within {APPLY_S:g} s, "
-            "and did not; restart the lab: fairbed lab down, fairbed lab up"
+            f"and did not; restart the lab: fairbed lab down{option}, fairbed lab up{option}"
         )
     print(f"{name}: revoked; the broker refuses it after {after_s:.1f} s")
     return DONE

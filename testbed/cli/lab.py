@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -28,6 +29,7 @@ from fairbed.testbed.lab.folder import (
     default_address,
     find_lab,
     init_lab,
+    lab_option,
     open_lab,
 )
 from fairbed.testbed.lab.identities import Identities, require_packages
@@ -146,7 +148,7 @@ def _check_down(lab: Lab) -> None:
     if pid is not None:
         raise LabError(
             f"{lab.folder}: the lab is up already, as process {pid}; stop it first with: "
-            "fairbed lab down"
+            f"fairbed lab down{lab_option(lab.folder)}"
         )
 
 
@@ -283,7 +285,9 @@ def _problem_at(lab: Lab, host: str) -> str | None:
 
 
 def _status_lines(status: LabStatus) -> list[str]:
-    state = f"up, process {status.pid}" if status.is_up else "down; start it with: fairbed lab up"
+    option = lab_option(Path(status.folder))
+    down = f"down; start it with: fairbed lab up{option}"
+    state = f"up, process {status.pid}" if status.is_up else down
     service = f", {status.service} starts it with this machine" if status.service else ""
     lines = [
         f"lab          {status.name}, in {status.folder}",

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from shlex import quote as shell_quote
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
@@ -225,6 +226,11 @@ def find_lab(given: Path | None = None, environment: Mapping[str, str] = os.envi
         return pointed
     home = environment.get("HOME") or str(Path.home())
     return Path(home) / ".local" / "share" / "fairbed" / "lab"
+
+
+def lab_option(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
+    """Return ` --lab FOLDER` for a command in advice; empty if a command uses that lab anyway."""
+    return "" if find_lab(None, environment) == folder else f" --lab {shell_quote(str(folder))}"
 
 
 def open_lab(given: Path | None = None, environment: Mapping[str, str] = os.environ) -> Lab:

@@ -13,6 +13,9 @@ from fairbed.wire.transport.address import Address
 from fairbed.wire.transport.base import OnComplete, Packet, Will
 from fairbed.wire.transport.protocol.packets import MAX_PAYLOAD_BYTES
 
+LOST = "connection lost"
+"""Reason of a connection that ended without a cause."""
+
 NOT_MQTT = "correct host and port, or start a broker there"
 
 CONNACK_REASONS = {
@@ -94,7 +97,7 @@ def failure_reason(error: BaseException) -> str:
     source = error.__cause__ if hasattr(error.__cause__, "rc") else error
     code = getattr(source, "rc", None)
     text = str(source) if code is None else str(code)
-    return "connection lost" if text == "Unspecified error" else text
+    return LOST if text == "Unspecified error" else text
 
 
 DISCONNECT_TIMEOUT_S = 2.0

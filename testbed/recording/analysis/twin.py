@@ -131,7 +131,7 @@ def compare_phases(
             row = _fitted(row, profile, findings, phase_s) if measured is None else measured
         rows.append(row)
 
-    def then_s(key: str, value: float, how: str) -> dict[str, float] | None:
+    def phases_with(key: str, value: float, how: str) -> dict[str, float] | None:
         try:
             times = predict(with_number(profile, key, Finding(value, how)))
         except msgspec.ValidationError:
@@ -141,7 +141,7 @@ def compare_phases(
     for key in [row.key for row in rows if row.key is not None]:
         same = [row for row in rows if row.key == key]
         if len({row.fits for row in same}) > 1:
-            joint = {row.phase: row for row in _joint(key, same, tau_s, then_s)}
+            joint = {row.phase: row for row in _joint(key, same, tau_s, phases_with)}
             rows = [joint.get(row.phase, row) for row in rows]
     return rows
 
