@@ -1,7 +1,7 @@
 """The audit log of a lab: one JSON object per line, only ever appended to.
 
 It names the action, the identity and the requester, never a password, a token or a key. What the
-lab refuses is bounded, because anybody on the network can cause it: `REFUSED_PER_HOUR` lines, none
+lab refuses is bounded, because any host on the network can cause it: `REFUSED_PER_HOUR` lines, none
 in a log of `MAX_BYTES`, and a line `left-out` with the number of the others.
 """
 
