@@ -32,6 +32,9 @@ from fairbed.coordinator.store.schema import RECORDS, table_of
 from fairbed.coordinator.tui.attention import attention
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.lab.audit import Audit
+from fairbed.testbed.lab.identities import Identities
+from fairbed.testbed.metrics.prometheus import RunCollector
+from fairbed.testbed.metrics.totals import Totals
 from fairbed.wire import codec
 from fairbed.wire.console import PrintableStream
 from fairbed.wire.enrolment import EnrolRequest, RenewRequest, decode_json
@@ -40,6 +43,7 @@ from fairbed.wire.printable import Printable, csv_cell, latex, one_line, printab
 from tests.coordinator.store.fake_run import fake_run
 from tests.coordinator.tui.screen import lines_on, room, settled
 from tests.test_architecture import MODULES, ROOT
+from tests.testbed.lab.labs import NOW_S, make_lab
 from tests.wire.messages import MESSAGES
 
 LINE = "zzline"
@@ -136,10 +140,16 @@ def shown_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple
     for command in commands:
         main(command)
         captured = capsys.readouterr()
-        yield " ".join(command[:3]), captured.out + captured.err
+        shown = captured.out + captured.err
+        yield " ".join(command[:3]), shown if "internal error" not in shown else f"{LINE} {shown}"
     with RunReader(folder) as reader:
         with suppress(StoreError):
             yield "report", report_page([read_page(reader, has_figures=False)])
+        with suppress(StoreError):
+            collector = RunCollector()
+            collector.totals = Totals(reader)
+            collector.totals.refresh(0.0)
+            yield "metrics", collector.text().decode()
         with suppress(StoreError):
             export_run(reader, folder / "csv", "csv")
     for path in sorted((folder / "csv").glob("*.csv")):
@@ -293,6 +303,21 @@ def test_the_audit_log_holds_no_character_that_controls_a_terminal(tmp_path: Pat
     assert controls((tmp_path / "audit.jsonl").read_text("utf-8")) == []
     (row,) = audit.rows()
     assert controls("".join(texts_in(row))) == []
+
+
+def test_no_text_of_a_device_controls_the_list_of_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = make_lab(tmp_path)
+    with Identities(lab.database) as identities:
+        token = identities.new_token("pi", now_s=NOW_S, lifetime_s=900.0)
+        identities.redeem(token, None, now_s=NOW_S)
+        identities.saw("pi", at_s=NOW_S, address=MARK, agent=MARK, state="online")
+    for more in ([], ["--json"]):
+        assert main(["devices", "--lab", str(lab.folder), *more]) == 0
+        captured = capsys.readouterr()
+        assert "zz" in captured.out
+        assert controls(captured.out + captured.err) == []
 
 
 EXPERIMENT = 'name = "a"\nrounds = 2\n'

@@ -27,6 +27,7 @@ from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.brokers import mosquitto_hash
 from fairbed.testbed.lab.permissions import Role
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.printable import printable
 from fairbed.wire.topics import LOCAL_OPERATOR
 
 COORDINATOR: tuple[str, Role] = ("main", "coordinator")
@@ -482,7 +483,13 @@ class Identities:
         with self._transaction("DEFERRED") as db:
             rows = db.execute("SELECT name, at_s, address, agent, state FROM contact").fetchall()
         return {
-            name: Contact(name=name, at_s=at_s, address=address, agent=agent, state=state)
+            name: Contact(
+                name=name,
+                at_s=at_s,
+                address=None if address is None else str(printable(address)),
+                agent=None if agent is None else str(printable(agent)),
+                state=state,
+            )
             for name, at_s, address, agent, state in rows
         }
 
