@@ -148,12 +148,15 @@ def _text(path: Path, cell: bytes) -> str:
     Raises:
         StoreError: It is longer, or nests deeper, than Fairbed writes.
     """
+    text = cell.decode()
+    if text.isprintable() and not text.startswith(("{", "[")) and len(cell) <= MAX_TEXT_BYTES:
+        return text
     if len(cell) > MAX_TEXT_BYTES:
         raise StoreError(
             f"{path}: a text must have at most {MAX_TEXT_BYTES >> 10} KiB, got {len(cell) >> 10} "
             "KiB; the file is damaged, or Fairbed did not write it"
         )
-    text = str(printable(cell.decode()))
+    text = str(printable(text))
     if not text.startswith(("{", "[")):
         return text
     if "\\" not in text and text.count("[") + text.count("{") <= MAX_LEVELS:
