@@ -1,13 +1,15 @@
-"""Feeds every decoder with mutations of a kept corpus: crashes, and the slowest input of each.
+"""Feeds every decoder and printer with mutations of a kept corpus: crashes, and the slowest inputs.
 
     fairbed bench fuzz [--inputs 10000000] [--seed 1] [--only NAME,...] [--engine auto]
                        [--keep DIR] [--json]
 
 Decoders are those of messages, chunks, packets, vectors, transfers, tasks, shards, pages of rows,
-profiles, traces, experiment files and stores; `--list` names them. The inputs are divided among
-them: decoders of files get fewer, because they are slow. An input is fine if it is decoded or
-refused with an error that the callers of the decoder expect; other exceptions are crashes. The time
-of an input is processor time, the shortest of six: other processes and the disk do not count.
+profiles, traces, experiment files and stores; `printers` shows each input at every exit, and a
+control character or a text with a meaning there is a crash; `--list` names them. The inputs are
+divided among them: decoders of files get fewer, because they are slow. An input is fine if it is
+decoded or refused with an error that the callers of the decoder expect; other exceptions are
+crashes. The time of an input is processor time, the shortest of six: other processes and the disk
+do not count.
 
 `--engine atheris` follows the lines that an input reaches (`pip install atheris`, one process
 for each decoder, not the same inputs on each machine); `--engine outcomes` needs no package,

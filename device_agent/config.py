@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -13,12 +14,7 @@ from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
 from fairbed.wire.enrolment import SECRET_PATTERN
 from fairbed.wire.messages import MAX_WATTS, DeviceName, is_device_name
-from fairbed.wire.text import NotText, text_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 
 SentLevel: TypeAlias = Literal["off", "error", "warning", "info"]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=1e6)]
@@ -195,14 +191,14 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     values: dict[str, object] = {}
     if path is not None:
         try:
-            values = tomllib.loads(text_of(path.read_bytes()))
+            values = toml_of(text_of(path.read_bytes()))
         except OSError as exc:
             raise ConfigError(
                 f"{where}: must be a readable TOML file, got: {exc.strerror or exc}"
             ) from exc
         except NotText as exc:
             raise ConfigError(f"{where}: {exc}") from exc
-        except tomllib.TOMLDecodeError as exc:
+        except TOMLDecodeError as exc:
             raise ConfigError(f"{where}: must be a readable TOML file, {_one_line(exc)}") from exc
     unknown = next((key for key in values if key not in AgentConfig.__struct_fields__), None)
     if unknown is not None:  # before a missing key, whose name may be misspelt
@@ -210,7 +206,11 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     values.update(overrides)
     for key, flag in (("broker_url", "--broker URL"), ("name", "--name NAME")):
         if key not in values:
-            raise ConfigError(f"{where}: {key} is missing; give {flag} or put it into the file")
+            advice = f"give {flag} or put it into the file"
+            own = enrolled_config() if path is None else None
+            if own is not None:
+                advice = f"this device is enrolled: give --config {own}"
+            raise ConfigError(f"{where}: {key} is missing; {advice}")
     for key in ("name", "tenant"):
         if key in values and not is_device_name(str(values[key])):
             raise ConfigError(
@@ -219,7 +219,18 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     try:
         return msgspec.convert(values, AgentConfig)
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"{where}: {_explained(exc)}") from exc
+        raise ConfigError(f"{where}: {_explained(exc, values)}") from exc
+
+
+def enrolled_config() -> Path | None:
+    """Return the configuration that `device-agent join` wrote on this machine, if there is one."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    folders = (Path(base) if base else Path.home() / ".config", Path("/var/lib"))
+    found = (folder / "fairbed" / "agent.toml" for folder in folders)
+    try:
+        return next((path for path in found if path.is_file()), None)
+    except OSError:  # of the system's folder, for another user
+        return None
 
 
 def with_password(config: AgentConfig, password: str) -> AgentConfig:
@@ -245,8 +256,13 @@ _RULE = re.compile(r"^(?P<rule>.*?)(?:, got `(?P<got>[^`]*)`)?(?: - at `\$\.(?P<
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 
 
-def _explained(exc: msgspec.ValidationError) -> str:
-    """Return the decoder's error as one line: key, rule, value and what to do."""
+def _explained(exc: msgspec.ValidationError, values: Mapping[str, object]) -> str:
+    """Return the decoder's error as one line: key, rule, value and what to do.
+
+    Args:
+        exc: The error.
+        values: What was decoded.
+    """
     text = _one_line(exc)
     if unknown := _UNKNOWN_FIELD.search(text):
         if text.endswith("`$.power`"):
@@ -257,8 +273,38 @@ def _explained(exc: msgspec.ValidationError) -> str:
     match = _RULE.match(text)
     if match is None or match["key"] is None:
         return text
-    got = f", got {match['got']}" if match["got"] else ""
-    return f"{match['key']}: {match['rule'].replace('Expected', 'must be').replace('`', '')}{got}"
+    key, rule = match["key"], match["rule"].replace("Expected", "must be").replace("`", "")
+    rule = re.sub(r"\b(array|float|int)\b(?: \| null)?", lambda kind: _KINDS[kind[1]], rule)
+    got, advice = match["got"] or "", ""
+    value = _value_at(values, key)
+    if got == "str" and isinstance(value, str):
+        got, advice = repr(value[:60]), _as_it_must_be(key, rule, value)
+    return f"{key}: {rule}{f', got {got}' if got else ''}{advice}"
+
+
+_KINDS: Mapping[str, str] = {"array": "a list", "float": "a number", "int": "a whole number"}
+"""What the decoder calls the kinds of values, and what a person does."""
+
+
+def _value_at(values: Mapping[str, object], key: str) -> object:
+    found: object = values
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _as_it_must_be(key: str, rule: str, text: str) -> str:
+    """Return how a text must be written to be a list or a number; empty if it cannot be."""
+    name = key.rpartition(".")[2]
+    if "a list" in rule:
+        words = ", ".join(f'"{word}"' for word in text.split())
+        return f"; write each word as one text: {name} = [{words}]"
+    number = re.match(r"\s*([+-]?\d+(?:[.,]\d+)?)\s*[A-Za-z%/]*\s*$", text)
+    if "number" not in rule or number is None:
+        return ""
+    return (
+        f"; write the number alone, in the unit of its name: {name} = {number[1].replace(',', '.')}"
+    )
 
 
 def _unknown(name: str, table: type[Struct], prefix: str = "") -> str:

@@ -414,6 +414,11 @@ def network_findings(config: AgentConfig) -> Iterator[Finding]:
         yield from _nodes(config)
         yield from _lab(config)
         return
+    identity = enrolled(config)
+    lab_s = None if identity is None else _lab_clock(identity.lab)
+    clock = clock_problem(lab_s, time.time())
+    if clock is not None:  # first: certificates are judged by it
+        yield Finding("clock", "problem", clock)
     is_reached = True
     for found in _reachability(address):
         yield found
@@ -530,10 +535,7 @@ def lab_findings(identity: Enrolled, now_s: float) -> Iterator[Finding]:
     """Yield clock, identity and versions, as the enrolment server knows them."""
     lab = identity.lab
     lab_s = _lab_clock(lab)
-    problem = clock_problem(lab_s, now_s)
-    if problem is not None:
-        yield Finding("clock", "warning", problem)
-    elif lab_s is not None:
+    if lab_s is not None and clock_problem(lab_s, now_s) is None:
         yield Finding("clock", "ok", f"{abs(now_s - lab_s):.0f} s from the lab's")
     try:
         standing = ask_standing(identity, LIMIT_S)

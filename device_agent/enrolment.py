@@ -49,13 +49,8 @@ from fairbed.wire.enrolment import (
 )
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import is_device_name
-from fairbed.wire.text import text_of
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 from fairbed.wire.transport.address import parse_url, with_login
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TOKEN_VARIABLE = "FAIRBED_TOKEN"
 """Environment variable with the token, which keeps it out of the process list."""
@@ -320,8 +315,10 @@ def with_keys(text: str, values: Mapping[str, str]) -> str:
         else:
             head = head[: found.start()] + line + head[found.end() :]
     try:
-        parsed = tomllib.loads(head + tail)
-    except tomllib.TOMLDecodeError as exc:
+        parsed = toml_of(head + tail)
+    except NotText as exc:
+        raise ConfigError(str(exc)) from exc
+    except TOMLDecodeError as exc:
         raise ConfigError(f"must be a TOML file, {exc}; correct or delete it") from exc
     if any(parsed.get(key) != value for key, value in values.items()):
         raise ConfigError(f"must have {', '.join(values)} on one line each; correct or delete it")

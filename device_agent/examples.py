@@ -251,9 +251,10 @@ class OwnData:
         Raises:
             DataError: They need more than the free memory.
         """
-        self._check_free(
-            0 if archive is None else sum(entry.file_size for entry in archive.infolist())
-        )
+        if archive is not None:
+            self._check_free(sum(entry.file_size for entry in archive.infolist()))
+            if problem := expansion_problem(archive):
+                raise DataError(f"{self.path}: {problem}")
 
     def _check_free(self, needed: int) -> None:
         """Refuse examples of so many bytes if they need more than the free memory.
@@ -378,6 +379,31 @@ class OwnData:
                 f"n >= 1, got {x.shape}, {y.shape}{remedy}"
             )
         return x, y
+
+
+MAX_EXPANSION = 100
+"""Most bytes of an archive per byte of its file, above `MAX_EXPANDED_BYTES`: pictures of one colour
+have about 50, zeros 1,030."""
+
+MAX_EXPANDED_BYTES = 256 << 20
+
+
+def expansion_problem(archive: zipfile.ZipFile) -> str:
+    """Return why an archive must not be unpacked; empty if nothing is wrong.
+
+    A few bytes may expand to gigabytes, which fit into the memory but are no examples. The sizes
+    are those of the archive's list, at which the reader of an entry stops.
+    """
+    entries = archive.infolist()
+    expanded = sum(entry.file_size for entry in entries)
+    packed = sum(entry.compress_size for entry in entries)
+    if expanded <= MAX_EXPANDED_BYTES or expanded <= MAX_EXPANSION * packed:
+        return ""
+    return (
+        f"arrays above {MAX_EXPANDED_BYTES >> 20} MiB must have at most {MAX_EXPANSION} times the "
+        f"bytes of their file, got {expanded / 2**20:,.0f} MiB from {packed / 2**20:,.1f} MiB; "
+        "write them with numpy.savez, which does not compress"
+    )
 
 
 def _zipped(path: Path) -> Path:

@@ -5,12 +5,12 @@ client id, and a plug-in may write what its owner does not want to share.
 """
 
 import logging
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fairbed.device_agent.config import SentLevel
+from fairbed.wire.console import log_lines
 from fairbed.wire.messages import (
     LOG_INTERVAL_S,
     MAX_LOG_LINES,
@@ -28,12 +28,7 @@ _PACKAGE = logging.getLogger(__package__)
 
 def log_to_stderr(level: str) -> None:
     """Configure logging: one line per state change, on stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        force=True,
-    )
+    log_lines(level, "%(asctime)s %(levelname)-7s %(message)s", anew=True)
 
 
 class RecentLog(logging.Handler):

@@ -5,7 +5,6 @@ Every problem of a file is one line.
 
 import difflib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -23,12 +22,7 @@ from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.traces.trace import COLUMNS
 from fairbed.profiles.traces.units import magnitude_faults
-from fairbed.wire.text import NotText, text_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 
 K = TypeVar("K", bound=msgspec.Struct)
 
@@ -68,15 +62,21 @@ def read_toml(path: Path) -> dict[str, Any] | str:
             )
         content = path.read_bytes()
         note(str(path), content)
-        return tomllib.loads(text_of(content))
+        return toml_of(text_of(content))
     except NotText as error:
         return f"{path}: {error}"
     except OSError as error:
         return f"{path}: must be a readable file, got {error}; check the path"
-    except tomllib.TOMLDecodeError as error:
-        return f"{path}: must be TOML, got {error}; correct that line"
-    except RecursionError:
-        return f"{path}: must be TOML, got too many nested levels; {ADVICE}"
+    except TOMLDecodeError as error:
+        if path.suffix == ".toml":
+            return f"{path}: must be TOML, got {error}; correct that line"
+        profile = path.with_suffix(".toml")
+        advice = (
+            f"this is a series beside its profile; check {profile}"
+            if profile.exists()
+            else f"fairbed profiles import reads a {path.suffix or 'plain'} file as a trace"
+        )
+        return f"{path}: must be the TOML file of a profile, got another file; {advice}"
 
 
 def _anchor_traces(value: Any, folder: Path) -> None:

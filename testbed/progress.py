@@ -9,7 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
+
+from fairbed.wire.console import PrintableStream, for_controls
+from fairbed.wire.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -186,10 +189,16 @@ class _RichBar(Bar):
             refresh_per_second=PER_S,
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._task = self._progress.add_task(self.label, total=self.total)
+        self._task = self._progress.add_task(printable(self.label), total=self.total)
 
     def __enter__(self) -> "_RichBar":
+        from rich.file_proxy import FileProxy
+
         self._progress.start()
+        for name in ("stdout", "stderr"):  # until `stop`, what is printed comes above the bar
+            stream = getattr(sys, name)
+            if isinstance(stream, FileProxy):
+                setattr(sys, name, PrintableStream(cast(TextIO, stream)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -200,7 +209,7 @@ class _RichBar(Bar):
         self._progress.update(self._task, completed=self.done)
 
     def line(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> None:
         self._progress.update(self._task, total=self.total, completed=self.done, refresh=True)
@@ -215,7 +224,7 @@ def _console(file: TextIO) -> "Console":
         def show_cursor(self, show: bool = True) -> bool:
             return False
 
-    return VisibleCursor(file=file)
+    return VisibleCursor(file=for_controls(file))
 
 
 def is_dumb_terminal() -> bool:

@@ -21,6 +21,7 @@ from fairbed.wire.messages import (
     Signed,
     ToDevice,
 )
+from fairbed.wire.printable import printable
 
 T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -165,7 +166,7 @@ def unpack(decoder: msgspec.msgpack.Decoder[T], data: Buffer, name: str) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as exc:
-        reason = "".join(c if c.isprintable() else "?" for c in str(exc)[:_MAX_REASON])
+        reason = printable(str(exc)[:_MAX_REASON])
         raise DecodeError(f"{name}: {reason}") from exc
 
 

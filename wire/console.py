@@ -1,4 +1,7 @@
-"""Text on streams that cannot encode all characters, as in a locale without UTF-8.
+"""The exit of a process to its terminal: standard output, standard error, the log.
+
+Nothing that is printed or logged controls the terminal (`wire.printable`): what Fairbed itself
+draws there takes the stream of `for_controls`.
 
 A character that a stream cannot encode never ends a program: it is written as ASCII, by meaning
 where there is one (`+-`, `->`, `sigma`), else as JSON escapes it, so that JSON stays valid.
@@ -6,12 +9,15 @@ where there is one (`+-`, `->`, `sigma`), else as JSON escapes it, so that JSON 
 
 import codecs
 import json
+import logging
 import os
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, TextIO
+from typing import Any, Final, TextIO, cast
+
+from fairbed.wire.printable import LINES, Printable, printable
 
 ERRORS: Final = "fairbed.ascii"
 """Name of the error handler of streams."""
@@ -108,13 +114,76 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
     return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
 
 
+class PrintableStream:
+    """A text stream on which nothing controls a terminal; all else is that of the stream below."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; line ends and tabs stay, other control characters become `?`."""
+        self._put(printable(text, kept=LINES))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts."""
+        for line in lines:
+            self.write(line)
+
+    def _put(self, text: Printable) -> None:
+        self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def for_controls(stream: TextIO) -> TextIO:
+    """Return the stream for what draws on a terminal, which must make its texts `Printable`."""
+    return stream.stream if isinstance(stream, PrintableStream) else stream
+
+
 def print_anything() -> None:
-    """Make standard output and standard error of this process accept every character."""
+    """Make standard output and standard error of this process accept every character.
+
+    What would control the terminal is not written.
+    """
     codecs.register_error(ERRORS, _replace)
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # none: a stream of a notebook or of a test
             reconfigure(errors=ERRORS)
+        if stream is not None and not isinstance(stream, PrintableStream):
+            setattr(sys, name, PrintableStream(stream))
+
+
+class LineFormatter(logging.Formatter):
+    """One line for each message; the traceback of an error follows on lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> Printable:
+        """Return the line of a message."""
+        record.message = printable(record.message)
+        return printable(super().formatMessage(record))
+
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def log_lines(level: str | int, form: str = LOG_FORMAT, *, anew: bool = False) -> None:
+    """Let this process log lines to standard error.
+
+    Args:
+        level: Least level, by name or number.
+        form: Form of a line.
+        anew: In place of what it logs to; otherwise a process that logs already is left as it is.
+    """
+    out = sys.stderr
+    if not isinstance(out, PrintableStream):  # the traceback of an error, too
+        out = cast(TextIO, PrintableStream(out))
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(LineFormatter(form))
+    least = level.upper() if isinstance(level, str) else level
+    logging.basicConfig(handlers=[handler], level=least, force=anew)
 
 
 def read_names_as_utf_8() -> None:

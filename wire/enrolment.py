@@ -9,9 +9,11 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import PROTOCOL_VERSION, DeviceName
+from fairbed.wire.printable import printable
 
 DEFAULT_PORT = 8884
 """Port of the enrolment server of a lab."""
@@ -31,7 +33,17 @@ Role: TypeAlias = Literal["device", "viewer", "operator", "coordinator"]
 Standing: TypeAlias = Literal["valid", "renamed", "revoked", "expired"]
 
 
-class EnrolRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the requests: no text of a device controls what shows it."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, str) and (shown := printable(value)) != value:
+                force_setattr(self, field, str(shown))
+
+
+class EnrolRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Redeem a token: `POST /enrol`."""
 
     token: Secret
@@ -44,6 +56,19 @@ class EnrolRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     machine: Fact = ""
     """Processor architecture, as in `uname -m`."""
     python: Fact = ""
+
+
+class TokenRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask whether a token could be redeemed: `POST /token`, before anything is installed."""
+
+    token: Secret
+
+
+class TokenReply(Struct, frozen=True, kw_only=True):
+    """The token is open."""
+
+    lab: str
+    """Name of the lab."""
 
 
 class EnrolReply(Struct, frozen=True, kw_only=True):
@@ -65,7 +90,7 @@ class EnrolReply(Struct, frozen=True, kw_only=True):
     """Key of a device (`wire.signature`); None for other roles, and at a lab without keys."""
 
 
-class RenewRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RenewRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ask for the standing of an identity: `POST /renew`."""
 
     name: DeviceName
@@ -111,7 +136,7 @@ def decode_json(data: bytes, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise DecodeError(" ".join(str(exc).split())) from exc
+        raise DecodeError(printable(" ".join(str(exc).split()))) from exc
 
 
 def valid_name(host_name: str) -> str:

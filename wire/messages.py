@@ -16,11 +16,13 @@ viewer to the run and back.
 import math
 import re
 import sys
-from typing import Annotated, Final, Literal, TypeAlias
+from operator import is_
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
+from fairbed.wire.printable import one_line
 from fairbed.wire.scale import MAX_VALUE, Scale, Value, check_order
 
 PROTOCOL_VERSION = 1
@@ -122,8 +124,8 @@ class Message(
             value = getattr(self, field)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value}")
-            if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_TEXT):
-                force_setattr(self, field, _one_line(value))
+            if isinstance(value, str | tuple) and (shown := _shown(value)) is not value:
+                force_setattr(self, field, shown)
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
@@ -293,9 +295,15 @@ class Coding(Message, frozen=True, kw_only=True, tag="coding"):
             )
 
 
-def _one_line(text: str) -> str:
-    cut = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-    return "".join(c if c.isprintable() else " " for c in cut)
+def _shown(value: Any) -> Any:
+    """Return a text as one line, also inside tuples; the value itself if nothing changes."""
+    if isinstance(value, str):
+        shown = one_line(value, MAX_TEXT)
+        return value if shown == value else str(shown)
+    if isinstance(value, tuple):
+        parts = tuple(map(_shown, value))
+        return value if all(map(is_, parts, value)) else parts
+    return value
 
 
 def is_device_name(name: str) -> bool:

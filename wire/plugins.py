@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fairbed.wire.printable import printable
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -187,8 +189,7 @@ def users_code(
 def one_line(exc: BaseException, length: int = 200) -> str:
     """Return type, message, file and line of an exception of third-party code on one line."""
     text = str(exc.msg) if isinstance(exc, SyntaxError) else str(exc)
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    message = " ".join(plain.split())[:length]
+    message = " ".join(printable(" ".join(text.split())).split())[:length]
     place = place_of(exc)
     return f"{type(exc).__name__}{f': {message}' if message else ''}{place and f' ({place})'}"
 

@@ -5,7 +5,17 @@ line ends    LF, CRLF, CR
 """
 
 import codecs
+import re
+import sys
 from collections.abc import Mapping
+from typing import Any, Final
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TOMLDecodeError = tomllib.TOMLDecodeError
 
 BYTE_ORDER_MARKS: Mapping[bytes, str] = {
     codecs.BOM_UTF32_LE: "utf-32",  # begins with that of UTF-16
@@ -15,6 +25,22 @@ BYTE_ORDER_MARKS: Mapping[bytes, str] = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Encodings by the first bytes of a file."""
+
+
+MAX_TOML_BYTES: Final = 16 << 20
+"""Longest TOML file: an experiment of 10,000 devices with a table each has 2 MB."""
+
+MAX_LEVELS: Final = 64
+"""Most arrays and tables inside each other; the parser takes a level of Python's stack for each."""
+
+MAX_KEY_PARTS: Final = 64
+"""Most parts of a dotted key: the time of the parser grows with their square."""
+
+_TOKENS: Final = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*'
+    r"|[\[\]{}.=,\n]",
+    re.DOTALL,
+)
 
 
 class NotText(ValueError):
@@ -51,3 +77,37 @@ def text_of(content: bytes) -> str:
             "must be UTF-8 text, or UTF-16 with a byte order mark, got zero bytes; save it as UTF-8"
         )
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """Return the document in a TOML text, whose bounds are checked before it is parsed.
+
+    Raises:
+        NotText: It is too long, too deep, or has too long a key.
+        TOMLDecodeError: It is not TOML.
+    """
+    if len(text) > MAX_TOML_BYTES:
+        raise NotText(
+            f"must be TOML of at most {MAX_TOML_BYTES >> 20} MiB, got {len(text) >> 20} MiB; put "
+            "data into a file of its own"
+        )
+    level, parts = 0, 1
+    for token in _TOKENS.finditer(text):
+        match token[0]:
+            case "[" | "{":
+                level, parts = level + 1, 1
+            case "]" | "}":
+                level, parts = max(level - 1, 0), 1
+            case ".":
+                parts += 1
+            case "=" | "," | "\n":
+                parts = 1
+        if level > MAX_LEVELS or parts > MAX_KEY_PARTS:
+            row = 1 + text.count("\n", 0, token.start())
+            rule = (
+                f"at most {MAX_LEVELS} arrays and tables inside each other"
+                if level > MAX_LEVELS
+                else f"keys of at most {MAX_KEY_PARTS} parts"
+            )
+            raise NotText(f"must be TOML with {rule}, got more in row {row}; correct it")
+    return tomllib.loads(text)

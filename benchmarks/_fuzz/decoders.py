@@ -1,13 +1,18 @@
-"""The decoders that `fairbed bench fuzz` feeds, with the inputs that mutations begin with.
+"""The decoders and printers that `fairbed bench fuzz` feeds, with the inputs to begin with.
 
 An input is fine if it is decoded or refused with an error that the callers of the decoder expect;
 any other exception is a crash. Inputs begin as files of the repository (golden messages, profiles,
 examples, tasks) and those of `corpus/`: crashes of the past, and inputs that reach rare lines.
 """
 
+import csv
 import hashlib
+import io
+import logging
+import re
 import struct
 import tempfile
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +22,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from rich.segment import Segment
+from textual.color import Color
 
 from fairbed import profiles
+from fairbed.coordinator.report.markup import tag
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.model_files import load_model, sha256_of
@@ -31,6 +39,8 @@ from fairbed.coordinator.store.replication import (
     encode_cursor,
     encode_page,
 )
+from fairbed.coordinator.tui.app import PRINTABLE_ONLY
+from fairbed.coordinator.tui.attention import attention
 from fairbed.device_agent.errors import DataError
 from fairbed.device_agent.examples import OwnData
 from fairbed.device_agent.stored_vector import StoredVector, VectorStore
@@ -45,6 +55,7 @@ from fairbed.wire.artifact import decode_artifact
 from fairbed.wire.chunks import HEADER_BYTES, decode_chunk, encode_chunk, manifest_of
 from fairbed.wire.codecs import codec_named, pack
 from fairbed.wire.codecs import unpack as unpack_vector
+from fairbed.wire.console import LOG_FORMAT, LineFormatter, PrintableStream
 from fairbed.wire.enrolment import (
     EnrolReply,
     EnrolRequest,
@@ -56,8 +67,10 @@ from fairbed.wire.enrolment import (
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.graphs import check_graph
 from fairbed.wire.messages import MIN_CHUNK_BYTES, Manifest
+from fairbed.wire.printable import FORMULA_STARTS, csv_cell, latex, printable
 from fairbed.wire.shard import decode_shard, encode_shard, make_shard
 from fairbed.wire.tensors import Layout, Tensor, vector_from_bytes
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import Download, Upload, UploadReceiver
 from fairbed.wire.transport.address import parse_url
@@ -584,12 +597,95 @@ def _run_store_seeds() -> Iterator[bytes]:
         yield (folder / "run.db").read_bytes()
 
 
+def _documents(data: bytes) -> None:
+    """Read TOML; a document within the bounds takes no stack and no minutes."""
+    toml_of(text_of(data))
+
+
+# Printers -----------------------------------------------------------------------------------------
+
+
+def _printers(data: bytes) -> str:
+    """Print a text of a stranger at every exit: nothing of it controls what shows it.
+
+    Returns:
+        Which exits change it, which is an outcome.
+    """
+    text = data.decode("utf-8", "surrogateescape" if data[:1] < b"\x80" else "replace")
+    out, log = io.StringIO(), io.StringIO()
+    stream = PrintableStream(out)
+    stream.write(text)
+    record = logging.LogRecord("n", logging.INFO, "p", 1, "%s", (text,), None)
+    log.write(LineFormatter(LOG_FORMAT).format(record))
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerow([csv_cell(text), 1.5])
+    page = tag("td", text, title=text)
+    (line,) = PRINTABLE_ONLY.apply([Segment(text)], Color(0, 0, 0))
+    shown = {
+        "stream": out.getvalue().replace("\n", "").replace("\t", ""),
+        "log": log.getvalue(),
+        "text": printable(text),
+        "csv": table.getvalue().removesuffix("\n"),
+        "latex": latex(text),
+        "html": page,
+        "screen": line.text,
+    }
+    for name, one in shown.items():
+        if bad := [c for c in one if not c.isprintable() and unicodedata.category(c) != "Zs"]:
+            raise AssertionError(f"{name}: shows {bad[0]!r}")
+    (row,) = csv.reader(io.StringIO(table.getvalue()))
+    if (
+        len(row) != 2
+        or row[1] != "1.5"
+        or (row[0][:1] in FORMULA_STARTS and not _is_number(row[0]))
+    ):
+        raise AssertionError(f"csv: {row!r}")
+    if page.count("<") != 2 or page.count(">") != 2 or page.count('"') != 2:
+        raise AssertionError("html: a text became markup")
+    bare = _LATEX_ESCAPES.sub("", shown["latex"])
+    if bad := re.findall(r"[\\{}&%$#_~^]", bare):
+        raise AssertionError(f"latex: {bad[0]!r} has a meaning")
+    notice = attention(text, text, {"TERM": "xterm"})
+    if notice.count("\x1b") != 2 or notice.count("\x07") != 1:
+        raise AssertionError("a notification has controls of its text")
+    return " ".join(name for name, one in shown.items() if one != text)
+
+
+_LATEX_ESCAPES = re.compile(r"\$\^\{\\dagger\}\$|\\(?:[{}&%$#_]|text\w+\{\})")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", "").replace("_", "").removesuffix("%"))
+    except ValueError:
+        return False
+    return True
+
+
+def _printer_seeds() -> Iterator[bytes]:
+    yield "=1+1 \x1b]0;title\x07\x1b[2J\x9b31m\r\u202e\u2066 \n\t\0".encode()
+    yield b"<script>&\"'</script> \\alpha{%$#_^~}|"
+    for text in (
+        "-1,000.5",
+        "-1e-5",
+        "@a",
+        "+inf",
+        "+1 +1",
+        'a"b,c',
+        "\u2028\u00a0\u3000",
+        "\u2020",
+    ):
+        yield text.encode()
+    yield bytes(range(256))
+
+
 def _cursor_seeds() -> Iterator[bytes]:
     yield encode_cursor(Cursor(run="run", resumes=1, round=3))
 
 
 _STORE = (StoreError, OSError)
 _WIRE = (DecodeError,)
+_TOML = (NotText, TOMLDecodeError)
 
 DECODERS = {
     decoder.name: decoder
@@ -603,6 +699,10 @@ DECODERS = {
         Decoder("graphs", check_graph, _WIRE, _graph_seeds, 0.1),
         Decoder("shards", _shards, _WIRE, _shard_seeds),
         Decoder("texts", _texts, (), _text_seeds),
+        Decoder("printers", _printers, (), _printer_seeds),
+        Decoder(
+            "documents", _documents, (NotText, TOMLDecodeError), _files("examples/*.toml"), 0.05
+        ),
         Decoder("enrolment", _enrolment, _WIRE, _enrolment_seeds),
         Decoder("cursors", decode_cursor, _STORE, _cursor_seeds),
         Decoder("pages", _pages, _STORE, _page_seeds, 0.5),

@@ -25,6 +25,7 @@ from fairbed.coordinator.report.tables import (
 )
 from fairbed.coordinator.store.connection import CONFIG
 from fairbed.coordinator.store.reader import RunReader
+from fairbed.wire.printable import csv_cell
 
 Format: TypeAlias = Literal["csv", "parquet", "sqlite"]
 FORMATS: tuple[Format, ...] = ("csv", "parquet", "sqlite")
@@ -177,7 +178,8 @@ def _write_lines(file: TextIO, header: Sequence[str], columns: Iterable[Sequence
 def _csv_texts(values: Sequence[Any]) -> Iterable[str]:
     """Return the values of a column, which are of one type or None, as texts.
 
-    Numbers read back as the same numbers. Texts are quoted, so that an empty one differs from None.
+    Numbers read back as the same numbers. Texts are quoted, so that an empty one differs from None,
+    and no spreadsheet evaluates them.
     """
     kinds = {*map(type, values)} - {type(None)}
     write = _CSV_TEXTS[kinds.pop()] if kinds else repr
@@ -189,7 +191,7 @@ def _with_empty(write: Callable[[Any], str], values: Sequence[Any]) -> Iterator[
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"'
+    return '"' + csv_cell(text).replace('"', '""') + '"'
 
 
 _CSV_TEXTS: dict[type, Callable[[Any], str]] = {

@@ -433,7 +433,7 @@ def _problems(s: RunSummary) -> list[Finding]:
     x = s.exchange
     merged_late = f", {x.aggregated_late} of them merged later" if x.aggregated_late else ""
     of_them = "" if x.contended == x.invalid else f"{x.contended} of them "
-    contended = f", {of_them}because the emulating machine was busy" if x.contended else ""
+    contended = f", {of_them}because the machine of the run was busy" if x.contended else ""
     is_over = s.status not in LIVE
     empty = (
         f"; in {s.rounds_empty:,} of them no device was available, so they count for the queues "

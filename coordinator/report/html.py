@@ -16,8 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from msgspec import DecodeError, toml
-
 from fairbed.coordinator.report.figures import (
     FIGURES,
     THEME,
@@ -71,6 +69,7 @@ from fairbed.coordinator.report.summary_table import (
 )
 from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader
 from fairbed.coordinator.store.tables import AlertRow, CommandRow, EventRow, ExchangeRow, MetricRow
+from fairbed.wire.text import toml_of
 
 MAX_LISTED = 200
 """Devices in the table of a fleet that is listed whole; of a larger one the `MAX_WORST` worst."""
@@ -186,9 +185,8 @@ def read_page(reader: RunReader, *, has_figures: bool = True) -> RunPage:
 
 
 def _experiment(text: str) -> dict[str, Any]:
-    with suppress(DecodeError):
-        found = toml.decode(text)
-        return found if isinstance(found, dict) else {}
+    with suppress(ValueError):
+        return toml_of(text)
     return {}
 
 

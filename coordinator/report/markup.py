@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, TypeAlias
 
+from fairbed.wire.printable import printable
+
 VOID = frozenset({"meta", "link", "br", "hr", "img"})
 """Elements without an end tag."""
 
@@ -28,8 +30,7 @@ def escaped(text: str) -> Markup:
     """
     if isinstance(text, Markup):
         return text
-    shown = text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
-    return Markup(html.escape(shown).replace(" %", "&nbsp;%"))
+    return Markup(html.escape(printable(text)).replace(" %", "&nbsp;%"))
 
 
 def join(*children: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from fairbed.coordinator.report.quality import (
     counted_tests,
@@ -24,6 +25,7 @@ from fairbed.coordinator.report.quantities import (
 from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.report.summary_table import counted_rate, guarantee
+from fairbed.coordinator.store.connection import CONFIG
 from fairbed.coordinator.store.reader import DeviceTimes, RunInfo, RunReader
 
 
@@ -148,7 +150,7 @@ def _energy(value_j: float, sample: SampleCount | None) -> str:
 def next_commands(result: RunResult) -> list[tuple[str, str, str]]:
     """Return what can be done next: a key, a word, and the command of the shell."""
     info = result.info
-    folder = info.folder
+    folder = quote(str(info.folder))
     if info.is_replica:  # its folder is removed with the view
         return [("s", "show all numbers, on the machine of the run", f"fairbed show {info.run_id}")]
     found = [("s", "show all numbers", f"fairbed show {folder}")]
@@ -156,12 +158,11 @@ def next_commands(result: RunResult) -> list[tuple[str, str, str]]:
         found.append(("n", "continue", info.resume_command))
     if info.status == "done" and info.row.clock == "real":
         if result.is_emulated:
-            source = f"--set replay.costs_from={folder}"
-            found.append(
-                ("r", "replay", f"fairbed replay {folder}/experiment.toml {source}"),
-            )
+            file = quote(str(info.folder / CONFIG))
+            source = quote(f"replay.costs_from={info.folder}")
+            found.append(("r", "replay", f"fairbed replay {file} --set {source}"))
         else:
-            record = f"fairbed record --all --run {folder} --out {folder.name}-recorded"
+            record = f"fairbed record --all --run {folder} --out {quote(info.folder.name)}-recorded"
             found.append(("r", "record, to replay", record))
     if info.row.clock == "real":
         found.append(("e", "compare estimators", f"fairbed show {folder} --estimators"))

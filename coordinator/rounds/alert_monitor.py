@@ -74,6 +74,7 @@ class AlertMonitor:
         on_alert: Receives each alert that begins or ends.
         measure_disk: Measures the disk of the folder of the run; called off the event loop.
         task_scale: Scale of the data set of the run; None for tokens.
+        is_emulated: This machine emulates devices of the run.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class AlertMonitor:
         on_alert: Callable[[AlertChange], None],
         measure_disk: Callable[[Path], DiskUse] = disk_use,
         task_scale: Scale | None = None,
+        *,
+        is_emulated: bool = True,
     ) -> None:
         self._registry = registry
         self._event_log = event_log
@@ -91,6 +94,7 @@ class AlertMonitor:
         self._on_alert = on_alert
         self._measure_disk = measure_disk
         self._task_scale = task_scale
+        self._is_emulated = is_emulated
         self._alerts = Alerts()
         self._availability = AvailabilityWindow()
         self._host = HostLoad()
@@ -132,7 +136,9 @@ class AlertMonitor:
         self._update(
             {
                 "infeasible": self._infeasible(),
-                "host busy": self._host.text(is_standing=is_standing),
+                "host busy": self._host.text(
+                    is_standing=is_standing, is_emulated=self._is_emulated
+                ),
             }
         )
 

@@ -389,6 +389,7 @@ class Coordinator:
             lambda: decisions.config,
             self._on_alert,
             task_scale=self._setup.artifact.scale,
+            is_emulated=bool(self._setup.emulated),
         )
         return RunServices(
             decisions=decisions,

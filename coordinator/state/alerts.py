@@ -381,20 +381,25 @@ class HostLoad:
         """Count one finished exchange."""
         self._newest.append((device, is_delayed))
 
-    def text(self, *, is_standing: bool) -> str | None:
+    def text(self, *, is_standing: bool, is_emulated: bool = True) -> str | None:
         """Return the text if too many exchanges were delayed.
 
         Args:
             is_standing: The alert has begun: it ends at fewer than it begins with.
+            is_emulated: A device of the run is emulated here, so that dilation helps it.
         """
         delayed = [device for device, is_delayed in self._newest if is_delayed]
         if len(delayed) < HOST_BEGIN and not (is_standing and len(delayed) > HOST_END):
             return None
+        remedy = (
+            "stop other programs, select fewer devices per round, or raise emulation.dilation"
+            if is_emulated
+            else "stop other programs on the machine of the coordinator, or run it on a faster one"
+        )
         most = sorted(set(delayed), key=lambda name: (-delayed.count(name), name))
         return (
             f"this machine delayed {len(delayed)} of the newest {len(self._newest)} exchanges, so "
-            "their times do not count; stop other programs, select fewer devices per round, or "
-            f"raise emulation.dilation; delayed most often: {some(most)}"
+            f"their times do not count; {remedy}; delayed most often: {some(most)}"
         )
 
 

@@ -4,15 +4,19 @@ A run belongs to one process at a time; the kernel releases the lock when that p
 """
 
 import fcntl
+import json
 import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fairbed.coordinator.store.damage import check_rounds
 from fairbed.coordinator.store.errors import RunInUseError, RunNotFoundError, StoreError
+from fairbed.wire.printable import printable
 
 LOCK_FILE = "lock"
 LOCK_WAIT_S = 0.5
@@ -111,8 +115,15 @@ def open_writable(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
         return connection
 
 
+MAX_TEXT_BYTES = 4 << 20
+"""Longest text of a cell; the longest that a run writes are its provenance and its settings."""
+
+MAX_LEVELS = 64
+"""Levels of JSON that need no check."""
+
+
 def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """Open an existing database for reading beside a writer."""
+    """Open an existing database for reading beside a writer; its texts are printable."""
     if not path.is_file():
         raise RunNotFoundError(
             f"{path.parent}: must be the folder of a run, got one without {path.name}; `fairbed "
@@ -120,13 +131,53 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
         )
     _roll_back(path, busy_timeout_s)
     with translated(path):
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode=ro",
             uri=True,
             timeout=busy_timeout_s,
             isolation_level=None,
             check_same_thread=False,
         )
+    connection.text_factory = partial(_text, path)
+    return connection
+
+
+def _text(path: Path, cell: bytes) -> str:
+    """Return a text of the database: one line that controls nothing, whoever wrote the file.
+
+    Raises:
+        StoreError: It is longer, or nests deeper, than Fairbed writes.
+    """
+    text = cell.decode()
+    if text.isprintable() and not text.startswith(("{", "[")) and len(cell) <= MAX_TEXT_BYTES:
+        return text
+    if len(cell) > MAX_TEXT_BYTES:
+        raise StoreError(
+            f"{path}: a text must have at most {MAX_TEXT_BYTES >> 10} KiB, got {len(cell) >> 10} "
+            "KiB; the file is damaged, or Fairbed did not write it"
+        )
+    text = str(printable(text))
+    if not text.startswith(("{", "[")):
+        return text
+    if "\\" not in text and text.count("[") + text.count("{") <= MAX_LEVELS:
+        return text
+    try:  # JSON may escape what is not printable
+        return json.dumps(_printable_json(json.loads(text)), ensure_ascii=False)
+    except ValueError:
+        return text
+    except RecursionError as exc:
+        raise StoreError(
+            f"{path}: JSON must have at most {MAX_LEVELS} levels, got hundreds; the file is "
+            "damaged, or Fairbed did not write it"
+        ) from exc
+
+
+def _printable_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(printable(key)): _printable_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_printable_json(one) for one in value]
+    return str(printable(value)) if isinstance(value, str) else value
 
 
 def _roll_back(path: Path, busy_timeout_s: float) -> None:

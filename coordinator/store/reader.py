@@ -13,11 +13,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from types import TracebackType
 from typing import Any, TypeVar
 
-from msgspec import DecodeError, Struct, toml
+from msgspec import Struct, ValidationError, convert
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.state.alerts import ALERT_KINDS, Divergence, divergence
@@ -58,6 +59,7 @@ from fairbed.coordinator.store.tables import (
     TruthRow,
 )
 from fairbed.wire.messages import DEVICE_PHASES
+from fairbed.wire.text import toml_of
 
 GUARANTEEING = ("rbcs-f", "rbcs-f-known")
 """Policies that guarantee a selection rate."""
@@ -179,8 +181,8 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
 def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
     """Return the excerpt; empty for a damaged file, so that its results can still be read."""
     try:
-        return toml.decode(experiment_toml, type=ExperimentExcerpt)
-    except DecodeError:
+        return convert(toml_of(experiment_toml), ExperimentExcerpt)
+    except (ValueError, ValidationError):
         return ExperimentExcerpt()
 
 
@@ -362,7 +364,7 @@ class RunInfo:
         fleet = self.plan.fleet
         if fleet and not any(part.physical for part in fleet):
             return ""
-        of_run = "" if self.plan.broker.url == "lab" else f" --run {self.folder}"
+        of_run = "" if self.plan.broker.url == "lab" else f" --run {quote(str(self.folder))}"
         return f"fairbed enroll NAME{of_run}"
 
     @property
@@ -371,8 +373,8 @@ class RunInfo:
         if self.is_alive or self.is_replica or self.status == "done":
             return ""
         if self.row.clock == "virtual":
-            return f"fairbed replay {self.folder}"
-        return f"fairbed {'run' if self.has_fleet else 'coordinator'} {self.folder}"
+            return f"fairbed replay {quote(str(self.folder))}"
+        return f"fairbed {'run' if self.has_fleet else 'coordinator'} {quote(str(self.folder))}"
 
     @property
     def run_id(self) -> str:

@@ -473,7 +473,7 @@ class Replica:
                 if record is RunRow and len(rows) != 1:
                     raise StoreError(f"page: must have one row of the run, got {len(rows)}")
                 if rows:
-                    self._connection.executemany(_upsert(record), map(_printable, rows))
+                    self._connection.executemany(_upsert(record), rows)
                 self._size += len(rows) * _SIZES.get(record, 0)
             for stream, kept in KEPT.items():
                 name = table_of(stream).name
@@ -553,13 +553,3 @@ def _upsert(record: type[Record]) -> str:
         return table.upsert()
     marks = ", ".join("?" for _ in range(1 + len(table.columns)))
     return f"INSERT OR REPLACE INTO {table.name} (id, {table.names}) VALUES ({marks})"
-
-
-def _printable(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a row whose texts cannot control a terminal."""
-    if all(not isinstance(cell, str) or cell.isprintable() for cell in row):
-        return row
-    return tuple(
-        "".join(c if c.isprintable() else "?" for c in cell) if isinstance(cell, str) else cell
-        for cell in row
-    )

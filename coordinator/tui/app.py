@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import anyio
 import anyio.to_thread
 import msgspec
+from rich.segment import Segment
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import Footer, Input
@@ -60,6 +63,7 @@ from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 from fairbed.wire.command_line import MEANINGS, usage
 from fairbed.wire.errors import WireError
 from fairbed.wire.messages import FIELDS_OF_ACTION, Action, OperatorAnswer, OperatorCommand
+from fairbed.wire.printable import printable
 
 SHORTEST_PAUSE_S = 0.25
 """The screen changes at most four times a second, however many events arrive."""
@@ -105,6 +109,22 @@ HISTORY = ("step", "play", "speed", "jump", "show_now")
 
 NOTICE_S = 20.0
 """How long a line is shown that must be read before it can be mended."""
+
+
+class PrintableOnly(LineFilter):
+    """Shows no character that controls the terminal, whatever a widget gives it."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """Return the segments of a line; those of Textual itself stay."""
+        return [
+            segment
+            if segment.control or (text := printable(segment.text)) == segment.text
+            else Segment(text, segment.style)
+            for segment in segments
+        ]
+
+
+PRINTABLE_ONLY = PrintableOnly()
 
 
 class Tab(NamedTuple):
@@ -250,6 +270,10 @@ class ControlRoom(App[ExitChoice]):
         await self._open(last if last is not None and is_known else Overview.TAB)
         self._take_keys()
         await self._tick()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Return the filters that each line of each widget passes."""
+        return [PRINTABLE_ONLY, *super().get_line_filters()]
 
     @property
     def lacks_colours(self) -> bool:

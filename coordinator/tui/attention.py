@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from fairbed.wire.printable import Printable, printable
+
 BELL = "\x07"
 
 LONGEST = 200
@@ -28,6 +30,6 @@ def attention(title: str, text: str, environ: Mapping[str, str]) -> str:
     return f"{BELL}\x1b]9;{title}: {text}\x1b\\"
 
 
-def _plain(text: str) -> str:
+def _plain(text: str) -> Printable:
     """Return a text without control characters and separators."""
-    return "".join(x if x.isprintable() and x != ";" else " " for x in text)[:LONGEST]
+    return printable(text.replace(";", " ")[:LONGEST])

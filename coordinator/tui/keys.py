@@ -14,7 +14,7 @@ from textual.dom import DOMNode
 from textual.keys import Keys
 from textual.screen import ModalScreen
 
-from fairbed.wire.text import NotText, text_of
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 
 PACKAGE = "fairbed.coordinator.tui."
 EVERYWHERE = ("ControlRoom", "RunScreen")
@@ -100,16 +100,18 @@ def read_keys(path: Path) -> dict[str, str]:
             on one screen. No key of the file may be used then.
     """
     try:
-        text = text_of(path.read_bytes())
+        found = toml_of(text_of(path.read_bytes()))
     except FileNotFoundError:
         return {}
     except OSError as exc:
         raise KeysError(f"{path}: must be a readable text, got: {exc}") from exc
     except NotText as exc:
         raise KeysError(f"{path}: {exc}") from exc
+    except TOMLDecodeError as exc:
+        raise KeysError(f"{path}: not valid TOML: {exc}") from exc
     try:
-        chosen = msgspec.toml.decode(text, type=UserKeys).keys
-    except msgspec.DecodeError as exc:
+        chosen = msgspec.convert(found, UserKeys).keys
+    except msgspec.ValidationError as exc:
         raise KeysError(
             f'{path}: must have a table [keys] with lines such as pause = "p", got: {exc}'
         ) from exc

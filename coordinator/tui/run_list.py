@@ -6,8 +6,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
-
 from fairbed.coordinator.policy.live_settings import accepted_changes, mean_beta
 from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.quantities import (
@@ -30,6 +28,7 @@ from fairbed.coordinator.store.reader import LIVE, KnownEnergy, RunInfo, RunRead
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.coordinator.tui.filters import Field
 from fairbed.coordinator.tui.widgets.plot import Curve
+from fairbed.wire.text import toml_of
 
 MAX_RUNS = 1_000
 """Runs in the list: those whose stores were written last."""
@@ -322,8 +321,8 @@ def read_series(folder: Path) -> RunSeries:
         sample = SampleCount(len(lasted_s), newest)
         round_median_s = of_enough(median(lasted_s) if lasted_s else None, sample)
         try:
-            settings = flat(msgspec.toml.decode(reader.experiment_toml))
-        except msgspec.DecodeError:
+            settings = flat(toml_of(reader.experiment_toml))
+        except ValueError:
             settings = {}
     return RunSeries(line, metrics, rounds, round_median_s, settings)
 

@@ -8,7 +8,7 @@ import sys
 import anyio
 import msgspec
 
-from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
+from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.cli.runs import ask_run, live_endpoint
 from fairbed.testbed.errors import RunError, UsageError
@@ -26,6 +26,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         command = parse_command(options.words, secrets.token_bytes(16))
         name, endpoint, operator = _run_of(options)
+        _check_device(options, command)
         confirm(command, name, is_confirmed=options.yes)
         answer = anyio.run(ask_run, endpoint, command, options.timeout, operator)
     except (CommandTextError, RunNotFoundError) as exc:
@@ -50,6 +51,23 @@ def main(options: argparse.Namespace) -> int:
     if not options.json:
         print(answer.text)
     return DONE
+
+
+def _check_device(options: argparse.Namespace, command: OperatorCommand) -> None:
+    """Refuse a device that a run of this machine does not know, before a question about it.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    if command.device is None or is_target(options.run):
+        return
+    with RunReader(resolve_run(options.runs, options.run)) as reader:
+        known = sorted(device.name for device in reader.devices())
+    if command.device not in known:
+        raise UsageError(
+            f"{command.line}: there is no device {command.device!r} in this run; there are: "
+            f"{', '.join(known[:20]) or 'none'}{', ...' if len(known) > 20 else ''}"
+        )
 
 
 def _run_of(options: argparse.Namespace) -> tuple[str, Endpoint, str]:

@@ -17,6 +17,7 @@ from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.progress import Bar, progress
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.labels import counted
+from fairbed.wire.printable import printable
 
 MAX_FEATURES = 40
 """Most lines for the columns of a table."""
@@ -88,19 +89,19 @@ def _print_status(status: DatasetStatus, *, with_classes: bool) -> None:
         hashed = f", sha256 {status.sha256[:12]}" if status.sha256 else ""
         print(f"ok       {status.name:<15} {examples}{status.description} ({status.where}{hashed})")
         for line in _shape_lines(status) if with_classes else ():
-            print(f"         {line}")
+            print(f"         {printable(line)}")
         if status.classes and with_classes:
             print(f"         {_classes_text(status)}")
         if status.features and with_classes:
             print("\n".join(f"         {line}" for line in _feature_lines(status.features)))
         for note in status.notes if with_classes else ():
-            print(f"         note: {note}")
+            print(f"         note: {printable(note)}")
         if status.guess:
             print(f"         note: {status.guess}")
     else:
         word = "missing" if status.name in NAMES else "failed"
         problem = status.problem.removeprefix(f"{status.name}: ")
-        print(f"{word:<8} {status.name:<15} {problem}; {status.what_to_do}")
+        print(f"{word:<8} {status.name:<15} {printable(problem)}; {status.what_to_do}")
 
 
 def _classes_text(status: DatasetStatus) -> str:

@@ -23,7 +23,14 @@ from fairbed.testbed.cli.runs import live_endpoint
 from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.enrolment import own_version
-from fairbed.testbed.lab.folder import SETTINGS_FILE, Lab, find_lab, open_lab, server_addresses
+from fairbed.testbed.lab.folder import (
+    SETTINGS_FILE,
+    Lab,
+    find_lab,
+    lab_option,
+    open_lab,
+    server_addresses,
+)
 from fairbed.testbed.lab.identities import (
     COORDINATOR,
     LAB_SERVICE,
@@ -137,7 +144,8 @@ def install_line(lab: Lab, address: str, token: str | None) -> str:
     """Return the line that installs an agent and enrols the device.
 
     The key of the server is pinned, so that the script is the lab's although the device does not
-    know its CA yet. The token is in the environment of `sh`, not in an argument.
+    know its CA yet. The token reaches `sh` by its input, before the script, so that no process has
+    it as an argument, `sudo` neither. Without a script `sh` gets a line that prints why.
 
     Args:
         lab: The lab.
@@ -152,8 +160,13 @@ def install_line(lab: Lab, address: str, token: str | None) -> str:
         raise LabError(f"{lab.server}: must be a certificate, got {exc}; restore it") from exc
     host = f"[{address}]" if ":" in address else address
     url = f"https://{host}:{lab.settings.enrol_port}/install"
-    shell = "sh" if token is None else f"FAIRBED_TOKEN={token} sh"
-    return f"curl -fsSk --pinnedpubkey 'sha256//{pin}' {url} | {shell}"
+    first = "" if token is None else f"echo FAIRBED_TOKEN={token}; "
+    problem = (
+        f"fairbed: no script of the lab {lab.settings.name} at {url}, see the line of curl above; "
+        "on the lab host run fairbed lab status, and use a new line of fairbed enroll"
+    )
+    otherwise = f"echo 'echo \"{problem}\" >&2; exit 1'"
+    return f"{{ {first}curl -fsSk --pinnedpubkey 'sha256//{pin}' {url} || {otherwise}; }} | sh"
 
 
 def _names(options: argparse.Namespace) -> list[str]:
@@ -162,9 +175,14 @@ def _names(options: argparse.Namespace) -> list[str]:
     if options.all is not None:
         try:
             text = text_of(options.all.read_bytes())
-        except (OSError, NotText) as exc:
+        except FileNotFoundError as exc:
             raise UsageError(
-                f"{options.all}: must be a text file with one name a line, got {exc}"
+                f"{options.all}: there is no such file; write one with one name a line"
+            ) from exc
+        except (OSError, NotText) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise UsageError(
+                f"{options.all}: must be a text file with one name a line, got: {reason}"
             ) from exc
         names += [line for row in text.splitlines() if (line := row.partition("#")[0].strip())]
         if not names:
@@ -233,12 +251,13 @@ def _print_notes(lab: Lab, invitations: Sequence[Invitation], minutes: float) ->
     each = "each line" if len(invitations) > 1 else "the line"
     print(
         f"{each} is good once, for {minutes:g} minutes; paste it into a shell on {where} (with "
-        "sudo before FAIRBED_TOKEN for a service of the system)",
+        "sudo before sh at its end for a service of the system)",
         file=sys.stderr,
     )
     if running_pid(lab) is None:
         print(
-            f"warning: the lab {lab.settings.name} is down; start it: fairbed lab up",
+            f"warning: the lab {lab.settings.name} is down; start it: fairbed lab up"
+            f"{lab_option(lab.folder)}",
             file=sys.stderr,
         )
 
@@ -341,14 +360,18 @@ def _list(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(lines).decode())
         return DONE
     if not lines:
-        print(f"no devices in the lab {lab.settings.name}; enrol one with: fairbed enroll NAME")
+        print(
+            f"no devices in the lab {lab.settings.name}; enrol one with: fairbed enroll NAME"
+            f"{lab_option(lab.folder)}"
+        )
         return DONE
     print("\n".join(table(lines)))
     for line in lines:
         if line.problem is not None:
             print(line.problem)
     if not is_up:
-        print(f"the lab {lab.settings.name} is down; start it with: fairbed lab up")
+        option = lab_option(lab.folder)
+        print(f"the lab {lab.settings.name} is down; start it with: fairbed lab up{option}")
     return DONE
 
 
@@ -441,7 +464,7 @@ def _instant(unix_s: float) -> str:
 def _rename(options: argparse.Namespace) -> int:
     lab = open_lab(options.lab)
     with Identities(lab.database) as identities:
-        identities.rename(options.old, options.new)
+        identities.rename(options.old, options.new, now_s=time.time())
     Audit(lab.audit).write(
         "rename",
         at_s=time.time(),
@@ -472,9 +495,10 @@ def _revoke(options: argparse.Namespace) -> int:
             return DONE
     after_s = _await_removal(lab, identity.user)
     if after_s is None:
+        option = lab_option(lab.folder)
         raise RunError(
             f"{name}: revoked, but the lab must take it out of the broker within {APPLY_S:g} s, "
-            "and did not; restart the lab: fairbed lab down, fairbed lab up"
+            f"and did not; restart the lab: fairbed lab down{option}, fairbed lab up{option}"
         )
     print(f"{name}: revoked; the broker refuses it after {after_s:.1f} s")
     return DONE

@@ -7,7 +7,6 @@
 import argparse
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -65,6 +64,7 @@ from fairbed.testbed.run.broker import (
     find_broker,
     start_broker,
 )
+from fairbed.wire.console import log_lines
 from fairbed.wire.errors import innermost
 from fairbed.wire.plugins import PluginError, is_path
 
@@ -205,7 +205,7 @@ class CheckResult:
 def main(options: argparse.Namespace) -> int:
     """Run all tests; return 1 if one fails that the experiment needs."""
     level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
-    logging.basicConfig(level=level, stream=sys.stderr)  # each failure is printed on its own line
+    log_lines(level, logging.BASIC_FORMAT)  # each failure is printed on its own line
     if options.selector or options.aggregator or options.estimator or options.local_training:
         return _test_part(options)
     experiment = None

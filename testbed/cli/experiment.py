@@ -26,11 +26,7 @@ from fairbed.testbed.experiment.reference import reference_page, schema_text
 from fairbed.testbed.experiment.resolved import resolved_lines, resolved_values
 from fairbed.testbed.experiment.scaffold import doctor_command, name_problem, scaffold
 from fairbed.testbed.experiment.template import SCHEMA_FILE, Answers, experiment_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fairbed.wire.text import toml_of
 
 _BASE = re.compile(r'^experiment = "\.\./(.*?)"', re.MULTILINE)
 
@@ -140,12 +136,13 @@ def _init(options: argparse.Namespace) -> int:
     name = re.sub(r"[^a-zA-Z0-9._-]+", "-", target.stem).strip("-._") or "experiment"
     text = experiment_text(name[:64], target.name, answers)
     try:
-        check_fleet(parse_experiment(tomllib.loads(text), "init"), os.environ)
+        check_fleet(parse_experiment(toml_of(text), "init"), os.environ)
     except ProfileError as exc:
         raise UsageError(f"init: {exc}") from exc
     target.write_text(text, encoding="utf-8")
     _write_schema(target.parent)
-    print(f"wrote {target} and {SCHEMA_FILE}\nnext: fairbed replay {target}, fairbed run {target}")
+    line = shlex.quote(str(target))
+    print(f"wrote {target} and {SCHEMA_FILE}\nnext: fairbed replay {line}, fairbed run {line}")
     return DONE
 
 
@@ -190,7 +187,9 @@ def _answers(options: argparse.Namespace) -> Answers:
     try:
         data = data_config(what, label=label, device=options.device, folder=options.folder)
     except ValueError as exc:
-        raise UsageError(f"init: {exc}") from exc
+        rule = str(exc).partition("; set label = ")
+        advice = "; give --label COLUMN" if rule[1] else ""
+        raise UsageError(f"init: {rule[0]}{advice}") from exc
     model = options.model or _ask(
         f"Model ({', '.join(MODELS)}, or package.module:Name)", _suitable_model(data)
     )

@@ -7,11 +7,11 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -29,11 +29,13 @@ from fairbed.testbed.lab.folder import (
     default_address,
     find_lab,
     init_lab,
+    lab_option,
     open_lab,
 )
 from fairbed.testbed.lab.identities import Identities, require_packages
 from fairbed.testbed.lab.service import check_ports, find_program, running_pid, serve_lab
 from fairbed.testbed.lab.systemd import has_unit, install_unit, remove_unit, unit_name
+from fairbed.wire.console import log_lines
 
 STOP_S = 15.0
 """Longest end of a lab: its broker has 3 s."""
@@ -120,11 +122,7 @@ def _up(options: argparse.Namespace) -> int:
             check_ports(lab.settings, lab.folder / SETTINGS_FILE)
         print(f"{install_unit(lab)} runs, and starts with this machine; log: {_log_command(lab)}")
         return DONE
-    logging.basicConfig(
-        level=logging.DEBUG if hasattr(options, "debug") else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_lines("debug" if hasattr(options, "debug") else "info")
     if not hasattr(options, "debug"):
         logging.getLogger("fairbed.wire").setLevel(logging.WARNING)
     umask = os.umask(0o077)  # for the files of the broker, too
@@ -150,7 +148,7 @@ def _check_down(lab: Lab) -> None:
     if pid is not None:
         raise LabError(
             f"{lab.folder}: the lab is up already, as process {pid}; stop it first with: "
-            "fairbed lab down"
+            f"fairbed lab down{lab_option(lab.folder)}"
         )
 
 
@@ -287,7 +285,9 @@ def _problem_at(lab: Lab, host: str) -> str | None:
 
 
 def _status_lines(status: LabStatus) -> list[str]:
-    state = f"up, process {status.pid}" if status.is_up else "down; start it with: fairbed lab up"
+    option = lab_option(Path(status.folder))
+    down = f"down; start it with: fairbed lab up{option}"
+    state = f"up, process {status.pid}" if status.is_up else down
     service = f", {status.service} starts it with this machine" if status.service else ""
     lines = [
         f"lab          {status.name}, in {status.folder}",

@@ -17,6 +17,7 @@ from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
 from fairbed.wire.console import name_problem, print_anything, read_names_as_utf_8
 from fairbed.wire.errors import innermost
+from fairbed.wire.printable import printable
 
 
 def console() -> int:
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         complete(parser)
     own, argv = split_command(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(own)
+    options, extra = parser.parse_known_args(own)
+    if extra:
+        parser.error(f"unrecognized arguments: {' '.join(extra)}{_hint(options)}")
     options.argv = argv
     if options.command is None:
         parser.print_help()
@@ -65,10 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 130
 
 
+def _hint(options: argparse.Namespace) -> str:
+    """Return how an argument is given that a command does not take by its place."""
+    if options.command == "lab":
+        return f"; the folder of a lab is an option: fairbed lab {options.action} --lab DIR"
+    if options.command in ("replay", "run", "coordinator"):
+        return "; an experiment is one file, and a key is set by --set KEY=VALUE"
+    return f"; see: fairbed {options.command} --help" if options.command else ""
+
+
 def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
     if hasattr(options, "debug"):
         traceback.print_exception(exc)
-    print(f"fairbed: {exc}", file=sys.stderr)
+    print(f"fairbed: {printable(str(exc))}", file=sys.stderr)  # one line
     return code
 
 
@@ -688,7 +700,7 @@ def _lab(parser: argparse.ArgumentParser) -> None:
         "--source",
         type=Path,
         metavar="DIR",
-        help="checkout of Fairbed to build its wheel from (default: the one that runs)",
+        help="wheel of Fairbed, or checkout to build it from (default: the one that runs)",
     )
     config = action("config", "print the access rules of the lab for another broker")
     config.add_argument("broker", choices=("emqx", "generic"), help="kind of broker")

@@ -20,6 +20,7 @@ from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.backends.priority import low_priority
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.wire.printable import printable
 
 
 def main(options: argparse.Namespace) -> int:
@@ -56,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
         if len(lacking) == len(runs):
             raise RunError(f"{what}: there is nothing to draw: {'; '.join(lacking)}")
         for line in lacking:
-            print(f"fairbed: {what}: left out {line}", file=sys.stderr)
+            print(f"fairbed: {what}: left out {printable(line)}", file=sys.stderr)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(figure_bytes(what, runs, suffix))
     print(path)

@@ -65,6 +65,7 @@ from fairbed.testbed.emulation.queues import depth_bytes, depth_s
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import matching_links
 from fairbed.testbed.units import duration_s, queue_depth, rate_bps
+from fairbed.wire.printable import printable
 
 NAME = re.compile(r"[a-z0-9-]{1,32}")
 
@@ -817,7 +818,7 @@ def _check(names: list[str], *, as_json: bool) -> int:
         print(msgspec.json.encode(found).decode())
         return FAILED if problems else DONE
     for line in (*problems, *(f"warning: {line}" for line in warned)):
-        print(line)
+        print(printable(line))
     if not problems:
         more = f", {len(warned)} warning{'s' * (len(warned) > 1)}" if warned else ""
         print(f"{len(paths)} checked, no problems{more}")

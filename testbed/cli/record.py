@@ -7,6 +7,7 @@ import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +29,7 @@ from fairbed.testbed.recording.analysis.compose import (
 from fairbed.testbed.recording.analysis.findings import Findings
 from fairbed.testbed.units import duration_s
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.printable import printable
 
 if TYPE_CHECKING:
     from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
@@ -226,7 +228,8 @@ def _whole_run(options: argparse.Namespace) -> int:
         if not names:
             raise UsageError(
                 f"{folder}: must have a device without a profile, got none; replay it with: "
-                f"fairbed replay {folder / CONFIG} --set replay.costs_from={folder}"
+                f"fairbed replay {quote(str(folder / CONFIG))} --set "
+                f"{quote(f'replay.costs_from={folder}')}"
             )
         paths = {name: options.out / f"{name}.toml" for name in names}
         target = options.out / CONFIG
@@ -260,7 +263,7 @@ def _whole_run(options: argparse.Namespace) -> int:
         _print_findings(findings, path)
     for remark in remarks:
         print(remark)
-    print(f"{target}: written; replay the run with: fairbed replay {target}")
+    print(f"{target}: written; replay the run with: fairbed replay {quote(str(target))}")
     return DONE
 
 
@@ -300,8 +303,7 @@ def _as_json(findings: Findings, path: Path, trace: Path | None) -> dict[str, ob
 
 
 def _title(board: str) -> str:
-    text = "".join(letter if letter.isprintable() else " " for letter in board)
-    return f"{text[:200]}, recorded"
+    return f"{printable(board)[:200]}, recorded"
 
 
 def _written_by() -> str:

@@ -16,6 +16,7 @@ from fairbed.testbed.api.start import run_replay
 from fairbed.testbed.cli import DONE, count_option, output_width
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import progress
+from fairbed.wire.printable import printable
 
 
 def main(options: argparse.Namespace) -> int:
@@ -53,4 +54,4 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _warn(line: str) -> None:
-    print(f"warning: {line}", file=sys.stderr)
+    print(f"warning: {printable(line)}", file=sys.stderr)

@@ -5,11 +5,11 @@ line per round.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from shlex import quote
 from typing import TextIO
 
 import anyio
@@ -19,7 +19,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.connection import CONFIG, DATABASE
 from fairbed.device_agent.memory import share_one_heap
 from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import one_line_errors
@@ -32,6 +32,8 @@ from fairbed.testbed.host.termination import unwound_by_signals
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import Bar, is_dumb_terminal, progress
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
+from fairbed.wire.console import log_lines
+from fairbed.wire.printable import printable
 
 
 def main(options: argparse.Namespace) -> int:
@@ -76,13 +78,14 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
             if any(device.kind == "physical" for device in summary.fleet):
                 print(
                     "\na record of this run, to replay it on a virtual clock:\n"
-                    f"  fairbed record --all --run {plan.folder} --out {plan.folder.name}-recorded"
+                    f"  fairbed record --all --run {quote(str(plan.folder))} "
+                    f"--out {quote(plan.folder.name + '-recorded')}"
                 )
             else:
                 print(
                     "\nthe same on a virtual clock, with the costs of this run:\n"
-                    f"  fairbed replay {plan.folder}/experiment.toml "
-                    f"--set replay.costs_from={plan.folder}"
+                    f"  fairbed replay {quote(str(plan.folder / CONFIG))} "
+                    f"--set {quote(f'replay.costs_from={plan.folder}')}"
                 )
     return DONE if summary.status in ("done", "stopped") else FAILED
 
@@ -90,11 +93,7 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
 def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTargets) -> int:
     is_debug = hasattr(options, "debug")
     out = sys.stderr if options.json else sys.stdout
-    logging.basicConfig(
-        level=logging.DEBUG if is_debug else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_lines("debug" if is_debug else "warning")
     physical, rounds = len(plan.experiment.physical), plan.experiment.rounds
     emulated = plan.experiment.devices - physical if plan.has_fleet else 0
     devices = f"{emulated} emulated devices" + (f" and {physical} physical" if physical else "")
@@ -144,4 +143,4 @@ def _warn(line: str) -> None:
 
 def _print(out: TextIO, line: str) -> None:
     with suppress(BrokenPipeError):
-        print(line, file=out, flush=True)
+        print(printable(line), file=out, flush=True)

@@ -47,6 +47,7 @@ from fairbed.wire.codec import decode_answer, encode
 from fairbed.wire.errors import DecodeError, Disconnected, TransportError
 from fairbed.wire.messages import Action, OperatorAnswer, OperatorCommand, is_device_name
 from fairbed.wire.plugins import PluginError
+from fairbed.wire.printable import printable
 from fairbed.wire.topics import LOCAL_OPERATOR, Topics
 from fairbed.wire.transport.base import Incoming, LinkUp, Packet
 from fairbed.wire.transport.client import MqttTransport
@@ -210,7 +211,7 @@ def _show(options: argparse.Namespace) -> int:
     with RunReader(folder) as reader:
         summary = summarise_run(reader, reveals=options.reveal)
     for line in _differences_in_grid(folder):
-        print(f"fairbed: warning: {line}", file=sys.stderr)
+        print(f"fairbed: warning: {printable(line)}", file=sys.stderr)
     print(
         msgspec.json.encode(summary).decode()
         if options.json
@@ -347,7 +348,7 @@ def _list(options: argparse.Namespace) -> int:
         numbers = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
         print("  ".join([*texts, *numbers]))
     for found in runs.unreadable:
-        print(f"{found.folder.name.ljust(widths[0])}  {found.status}: {found.problem}")
+        print(f"{found.folder.name.ljust(widths[0])}  {found.status}: {printable(found.problem)}")
     for run in runs.readable:
         for alert in run.alerts:
             print(f"{run.run_id}: {alert.kind}: {alert.text}")
@@ -435,12 +436,17 @@ def _first_not_writable(folder: Path) -> Path | None:
 
 def _logs(options: argparse.Namespace) -> int:
     """Print the whole log of an emulated device, or the lines that another device sent."""
-    folder = resolve_run(options.runs, options.run)
+    try:
+        folder = resolve_run(options.runs, options.run)
+    except RunNotFoundError as exc:
+        if _is_run(options.runs, options.name):
+            raise _wrong_order(options.name, options.run) from exc
+        raise
     logs = folder / "logs"
     path = logs / f"{options.name}.log"
     if is_device_name(options.name) and path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            print(_printable(line))
+            print(line)
         return DONE
     with RunReader(folder) as reader:
         lines = reader.device_log(options.name)
@@ -457,10 +463,22 @@ def _logs(options: argparse.Namespace) -> int:
         )
     if not lines:
         names = sorted(known | {p.stem for p in logs.glob("*.log")}) or ["none"]
+        if _is_run(options.runs, options.name):
+            raise _wrong_order(options.name, names[0])
         raise UsageError(f"logs: no device {options.name!r}; there are: {', '.join(names)}")
     return DONE
 
 
-def _printable(line: str) -> str:
-    """Return a line of a log without characters that control a terminal."""
-    return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)
+def _is_run(runs: Path, name: str) -> bool:
+    try:
+        resolve_run(runs, name)
+    except RunNotFoundError:
+        return False
+    return True
+
+
+def _wrong_order(run: str, device: str) -> UsageError:
+    return UsageError(
+        f"logs: the device comes first, then the run, got the run {run!r} in its place; run: "
+        f"fairbed logs {device} {run}"
+    )

@@ -42,6 +42,7 @@ from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import LOG, Endpoint, clear, read_endpoint
 from fairbed.testbed.web.session import is_web_child
+from fairbed.wire.console import for_controls
 from fairbed.wire.transport.address import PASSWORD_VARIABLE, is_loopback
 
 FOLLOW_S = 0.25
@@ -106,7 +107,8 @@ def _watch_remote(options: argparse.Namespace) -> None:
 
     def show_progress(done: int, newest: int) -> None:
         if is_loading:
-            print(f"\rround {done} of {newest} ", end="", file=sys.stderr, flush=True)
+            out = for_controls(sys.stderr)
+            print(f"\rround {done} of {newest} ", end="", file=out, flush=True)
 
     def show_problem(line: str) -> None:
         if shows_lines:

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,12 +48,7 @@ from fairbed.testbed.experiment.file import (
     change,
     parse_experiment,
 )
-from fairbed.wire.text import NotText, text_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 
 MAX_ARM_NAME = 120
 """Maximum length of an arm's name, which is also the name of a folder."""
@@ -266,14 +260,14 @@ def make_grid(raw: Document, path: Path, settings: Settings = (), seeds: int | N
 
 def _read(path: Path) -> Document:
     try:
-        return tomllib.loads(text_of(path.read_bytes()))
+        return toml_of(text_of(path.read_bytes()))
     except FileNotFoundError as exc:
         raise ExperimentError(f"{path}: there is no such file; examples/grids/ has some") from exc
     except OSError as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
     except NotText as exc:
         raise ExperimentError(f"{path}: {exc}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except TOMLDecodeError as exc:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
 
 

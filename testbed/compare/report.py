@@ -26,43 +26,20 @@ from fairbed.testbed.compare.table import (
     shown_gap,
     shown_value,
 )
+from fairbed.wire.printable import latex
 
 CLIPPED, NO_VERDICT = r"^{\dagger}", r"^{\ddagger}"
 """Marks, in math, of a clipped interval, and of a difference that was not tested."""
-
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    '"': r"\textquotedbl{}",
-    "|": r"\textbar{}",
-    "\u2013": "--",
-    "\u2020": r"$^{\dagger}$",
-}
 
 
 def tex(comparison: Comparison) -> str:
     """Return one table: means of the reported metrics, and differences from the baseline."""
     metrics = {metric.key: metric for metric in comparison.metrics}
     reported = [metrics[key] for key in comparison.report]
-    head = f"% fairbed compare: {escaped(comparison.name)}, {len(comparison.seeds)} seeds"
+    head = f"% fairbed compare: {latex(comparison.name)}, {len(comparison.seeds)} seeds"
     if not reported:
         return f"{head}: no metric to report\n"
     return "\n".join([head, "% needs \\usepackage{booktabs}", *_table(comparison, reported)]) + "\n"
-
-
-def escaped(text: str) -> str:
-    """Return text with the special characters of LaTeX escaped."""
-    return "".join(_SPECIAL.get(character, character) for character in text)
 
 
 def _table(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str]:
@@ -76,7 +53,7 @@ def _table(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
     yield r"\midrule"
     for arm in comparison.arms:
         values = [shown_value(arm, metric, by_interval=True) for metric in metrics]
-        yield _row(escaped(arm.name), [_tex(value) for value in values])
+        yield _row(latex(arm.name), [_tex(value) for value in values])
         if arm.name != comparison.baseline:
             yield _row(r"\quad difference", [_gap(comparison, arm, metric) for metric in metrics])
     yield r"\bottomrule"
@@ -90,13 +67,13 @@ def _table(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
 
 def _heading(comparison: Comparison, metric: MetricSummary) -> str:
     star = "$^{*}$" if metric.key == comparison.primary else ""
-    return f"{escaped(heading_of(metric))}{star}"
+    return f"{latex(heading_of(metric))}{star}"
 
 
 def _caption(comparison: Comparison, metrics: list[MetricSummary]) -> str:
     first, n_arms = metrics[0].heading, len(comparison.arms)
     more = " and other metrics" if len(metrics) > 1 else ""
-    return escaped(f"{first[:1].upper()}{first[1:]}{more} of {n_arms} arms.")
+    return latex(f"{first[:1].upper()}{first[1:]}{more} of {n_arms} arms.")
 
 
 def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str]:
@@ -106,14 +83,14 @@ def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
         yield "$^{*}$ Primary metric."
     yield f"Means over {seeds} seed{'s' * (seeds != 1)} with {percent} intervals (Student's t)."
     if len(comparison.arms) > 1:
-        yield f"Differences from {escaped(comparison.baseline)} are paired by seed."
+        yield f"Differences from {latex(comparison.baseline)} are paired by seed."
     if comparison.comparisons:
         yield (
             f"Bold: shown by Holm's method over {comparison.comparisons} comparisons at "
             rf"{100 * FAMILY_LEVEL:.0f}\,\%."
         )
     if is_log := [metric.heading for metric in metrics if metric.scale == "log"]:
-        yield f"Geometric means, and relative differences: {escaped(', '.join(is_log))}."
+        yield f"Geometric means, and relative differences: {latex(', '.join(is_log))}."
     keys = [metric.key for metric in metrics]
     if any(target.key in keys for target in comparison.targets):
         horizon = three_digits(comparison.horizon_s or 0.0).replace(",", "{,}")
@@ -132,10 +109,10 @@ def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
         text = undefined_in(arms, metric.key) if metric.key in {*keys, comparison.primary} else ""
         if text:
             heading = metric.heading[:1].upper() + metric.heading[1:]
-            yield f"{escaped(heading)} is undefined in {escaped(text)}; $n$ counts the others."
+            yield f"{latex(heading)} is undefined in {latex(text)}; $n$ counts the others."
     for line in (comparison.weightings, comparison.steps, comparison.cohorts):
         if line:
-            yield f"{escaped(line)}."
+            yield f"{latex(line)}."
 
 
 def _row(first: str, cells: list[str]) -> str:

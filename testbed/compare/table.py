@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ from fairbed.testbed.compare.differences import (
     Difference,
     Estimate,
 )
+from fairbed.wire.console import for_controls
+from fairbed.wire.printable import Printable, csv_cell, printable
 
 HEADLINES = (
     FRONT_TIME,
@@ -87,19 +90,20 @@ def print_rich(comparison: Comparison) -> None:
     """Print the tables to a terminal, in colour."""
     from rich import box
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table as RichTable
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, file=for_controls(sys.stdout))
     for table in (part for whole in tables(comparison) for part in _split(whole, console.width)):
-        drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-        for column, heading in enumerate(table.headings):
-            drawn.add_column(heading, justify="right" if column else "left", no_wrap=not column)
+        drawn = RichTable(title=printable(table.title), title_justify="left", box=box.SIMPLE_HEAD)
+        first, *others = map(printable, table.headings)
+        drawn.add_column(first, no_wrap=True)
+        for heading in others:
+            drawn.add_column(heading, justify="right")
         for row in table.rows:
-            drawn.add_row(escape(row[0]), *(_coloured(cell) for cell in row[1:]))
+            drawn.add_row(*(_coloured(printable(cell), i > 0) for i, cell in enumerate(row)))
         console.print(drawn)
     for line in notes(comparison):
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -488,15 +492,17 @@ def _split(table: TextTable, width: int) -> Iterator[TextTable]:
         yield TextTable(f"{table.title}{' (continued)' if number else ''}", headings, tuple(rows))
 
 
-def _coloured(cell: str) -> str:
+def _coloured(cell: Printable, is_value: bool) -> str:
     from rich.markup import escape
 
-    found = _MARKED.search(cell)
+    found = _MARKED.search(cell) if is_value else None
     word = {"+": "better", "-": "worse"}[found["mark"]] if found else cell
-    return f"[{COLOURS[word]}]{escape(cell)}[/]" if word in COLOURS else escape(cell)
+    has_colour = is_value and word in COLOURS
+    return f"[{COLOURS[word]}]{escape(cell)}[/]" if has_colour else escape(cell)
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    cells = ([csv_cell(x) if isinstance(x, str) else x for x in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue()

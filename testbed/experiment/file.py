@@ -6,7 +6,6 @@ Each error is one line: file, key path, rule, value, what to do.
 import fnmatch
 import hashlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from glob import glob
 from os import PathLike, fspath
@@ -75,13 +74,8 @@ from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.models import GROUP
 from fairbed.wire.plugins import installed, is_path
 from fairbed.wire.tensors import Layout
-from fairbed.wire.text import NotText, text_of
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url, redact
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Range = tuple[PositiveFloat, PositiveFloat]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -600,7 +594,7 @@ def read_document(path: Path) -> dict[str, Any]:
         ExperimentError: The file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(text_of(path.read_bytes()))
+        return toml_of(text_of(path.read_bytes()))
     except FileNotFoundError as exc:
         raise ExperimentError(
             f"{path}: there is no such file; `fairbed init` writes one and `fairbed examples` has "
@@ -610,7 +604,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ExperimentError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
     except NotText as exc:
         raise ExperimentError(f"{path}: {exc}") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except TOMLDecodeError as exc:
         raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
 
 

@@ -1,7 +1,6 @@
 """`[notify]`: messages about a run to a person, by a command of this machine or a webhook."""
 
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -11,13 +10,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fairbed.coordinator.policy.config import Section
-from fairbed.wire.text import NotText, text_of
+from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 from fairbed.wire.transport.address import is_loopback
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Occasion: TypeAlias = Literal["end", "failure", "alert"]
 
@@ -122,13 +116,13 @@ def address_problem(url: str, *, allows_plain: bool) -> str | None:
 
 def _own_config(path: str) -> NotifyConfig:
     try:
-        document: dict[str, Any] = tomllib.loads(text_of(Path(path).expanduser().read_bytes()))
+        document: dict[str, Any] = toml_of(text_of(Path(path).expanduser().read_bytes()))
         return msgspec.convert(document, NotifyConfig)
     except OSError as exc:
         problem = f"must be a file that can be read: {exc.strerror or exc}"
     except NotText as exc:
         problem = str(exc)
-    except tomllib.TOMLDecodeError as exc:
+    except TOMLDecodeError as exc:
         problem = f"not valid TOML: {exc}"
     except msgspec.ValidationError as exc:
         problem = str(exc).replace("`", "")

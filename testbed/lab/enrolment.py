@@ -3,6 +3,7 @@
     GET  /install      the script that installs and enrols an agent
     GET  /wheels/      an index for `pip --find-links`
     GET  /wheels/NAME  a file that the index lists
+    POST /token        whether a one-time token is open, before a device installs anything
     POST /enrol        a one-time token for an identity (wire/enrolment.py)
     POST /renew        name and password for the standing of the identity
 
@@ -51,6 +52,8 @@ from fairbed.wire.enrolment import (
     RenewReply,
     RenewRequest,
     Standing,
+    TokenReply,
+    TokenRequest,
     decode_json,
 )
 from fairbed.wire.errors import DecodeError
@@ -70,7 +73,7 @@ BACKLOG = 64
 
 WRONG_PER_MINUTE = 6
 """Wrong tokens and passwords of one address, after which it waits. A token has 192 random bits, so
-this bounds the audit log and the load, not the chance to guess one."""
+this bounds the load, not the chance to guess one; the audit log has a bound for all addresses."""
 
 MAX_ADDRESSES = 1024
 """Addresses whose wrong tokens are counted; the oldest is forgotten first."""
@@ -186,7 +189,7 @@ class _Service:
             )
         except LabError as exc:
             self.wrong.add(address, now_s)
-            self.audit.write(
+            self.audit.refuse(
                 "enrol-refused",
                 at_s=now_s,
                 name=request.name or request.host_name,
@@ -225,6 +228,24 @@ class _Service:
             task_key=self.lab.task_key(identity) if identity.role == "device" else None,
         )
 
+    def check_token(self, request: TokenRequest, address: str) -> TokenReply:
+        """Answer whether a token is open.
+
+        Raises:
+            _Refusal: It is not, or this address has asked for too many.
+        """
+        now_s = self.now()
+        self._check_attempts(address, now_s)
+        try:
+            self.identities.check_token(request.token, now_s=now_s)
+        except LabError as exc:
+            self.wrong.add(address, now_s)
+            self.audit.refuse(
+                "enrol-refused", at_s=now_s, name="", address=address, detail=str(exc)
+            )
+            raise _Refusal(HTTPStatus.FORBIDDEN, str(exc)) from exc
+        return TokenReply(lab=self.lab.settings.name)
+
     def renew(self, request: RenewRequest, address: str) -> RenewReply:
         """Return the standing of an identity.
 
@@ -236,7 +257,7 @@ class _Service:
         identity = self.identities.authenticate(request.name, request.password)
         if identity is None:
             self.wrong.add(address, now_s)
-            self.audit.write(
+            self.audit.refuse(
                 "renew-refused", at_s=now_s, name=request.name, address=address, detail="password"
             )
             raise _Refusal(
@@ -245,7 +266,8 @@ class _Service:
                 f"and password; enrol the device again: fairbed enroll {request.name}",
             )
         contact = self.identities.contacts().get(identity.name)
-        if contact is not None and contact.agent != request.agent:
+        is_accepted = identity.is_accepted(now_s)
+        if is_accepted and contact is not None and contact.agent != request.agent:
             self.identities.saw(identity.name, at_s=contact.at_s, agent=request.agent)
         standing, since_s = _standing(identity, request.name, now_s)
         return RenewReply(
@@ -255,7 +277,7 @@ class _Service:
             version=own_version(),
             is_seen=contact is not None and contact.state == "online",
             since_s=since_s,
-            task_key=self.lab.task_key(identity) if identity.is_accepted(now_s) else None,
+            task_key=self.lab.task_key(identity) if is_accepted else None,
         )
 
     def _check_attempts(self, address: str, now_s: float) -> None:
@@ -332,10 +354,14 @@ class _Connection(http.server.BaseHTTPRequestHandler):
         try:
             if self.path == "/enrol":
                 reply: Struct = self._service.enrol(self._body(EnrolRequest), self._address)
+            elif self.path == "/token":
+                reply = self._service.check_token(self._body(TokenRequest), self._address)
             elif self.path == "/renew":
                 reply = self._service.renew(self._body(RenewRequest), self._address)
             else:
-                raise _Refusal(HTTPStatus.NOT_FOUND, "not found; /enrol and /renew take requests")
+                raise _Refusal(
+                    HTTPStatus.NOT_FOUND, "not found; /token, /enrol and /renew take requests"
+                )
         except _Refusal as exc:
             self._problem(exc.status, exc.problem)
         except LabError as exc:  # for example a full disk
@@ -501,7 +527,9 @@ async def serve_enrolment(
 
     with contextlib.closing(_listen(lab.settings.enrol_port)) as listener:
         task_status.started()
-        async with anyio.create_task_group() as group:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(lambda: audit.write_left_out(now()))
+            group = await stack.enter_async_context(anyio.create_task_group())
             while True:
                 link, address = await _accept(listener)
                 is_full = sum(per_address.values()) >= MAX_CONNECTIONS

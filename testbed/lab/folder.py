@@ -18,12 +18,12 @@ import os
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from shlex import quote as shell_quote
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
@@ -43,12 +43,7 @@ from fairbed.testbed.lab.identities import (
 )
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.signature import new_secret, task_key
-from fairbed.wire.text import NotText, text_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fairbed.wire.text import NotText, text_of, toml_of
 
 VERSION = 1
 """Of the folder; a lab of another version is refused."""
@@ -233,6 +228,11 @@ def find_lab(given: Path | None = None, environment: Mapping[str, str] = os.envi
     return Path(home) / ".local" / "share" / "fairbed" / "lab"
 
 
+def lab_option(folder: Path, environment: Mapping[str, str] = os.environ) -> str:
+    """Return ` --lab FOLDER` for a command in advice; empty if a command uses that lab anyway."""
+    return "" if find_lab(None, environment) == folder else f" --lab {shell_quote(str(folder))}"
+
+
 def open_lab(given: Path | None = None, environment: Mapping[str, str] = os.environ) -> Lab:
     """Return the lab that a command uses; see `find_lab`.
 
@@ -242,7 +242,7 @@ def open_lab(given: Path | None = None, environment: Mapping[str, str] = os.envi
     folder = find_lab(given, environment)
     path = folder / SETTINGS_FILE
     try:
-        found = tomllib.loads(text_of(path.read_bytes()))
+        found = toml_of(text_of(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise LabError(
             f"{folder}: must be the folder of a lab, got none; make one with: fairbed lab init"

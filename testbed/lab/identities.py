@@ -27,6 +27,7 @@ from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.brokers import mosquitto_hash
 from fairbed.testbed.lab.permissions import Role
 from fairbed.wire.messages import is_device_name
+from fairbed.wire.printable import printable
 from fairbed.wire.topics import LOCAL_OPERATOR
 
 COORDINATOR: tuple[str, Role] = ("main", "coordinator")
@@ -285,19 +286,36 @@ class Identities:
                 return identity
         return None
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, *, now_s: float = float("inf")) -> None:
         """Rename a device; its password stays, and its old name still authenticates it.
 
         It is offline until its agent connects under the new name.
 
+        Args:
+            old: Present name.
+            new: New name.
+            now_s: Unix time, at which no open token may have the new name; infinity: none is open.
+
         Raises:
-            LabError: There is no such device, or the new name is not valid or taken.
+            LabError: There is no such device, or the new name is not valid, taken, or that of an
+                open token, which could not be redeemed any more.
         """
         _check(new, "device", "main")
         with self._transaction() as db:
             _existing(db, old, "device")
             if _get(db, new, "device") is not None:
                 raise LabError(f"device name {new}: taken; choose another, or see: fairbed devices")
+            expires_s: float | None = db.execute(
+                "SELECT max(expires_s) FROM token WHERE name = ? AND role = 'device' "
+                "AND used_s IS NULL AND expires_s > ?",
+                (new, now_s),
+            ).fetchone()[0]
+            if expires_s is not None:
+                raise LabError(
+                    f"device name {new}: an open token of fairbed enroll has this name, for "
+                    f"{max(1, round((expires_s - now_s) / 60.0))} minutes more; choose another "
+                    "name, or rename the device after that"
+                )
             where = (new, old)
             db.execute("UPDATE identity SET name = ? WHERE name = ? AND role = 'device'", where)
             db.execute("UPDATE OR REPLACE alias SET name = ? WHERE name = ?", where)
@@ -381,6 +399,15 @@ class Identities:
             )
         return token
 
+    def check_token(self, token: str, *, now_s: float) -> None:
+        """Check that a token could be redeemed now, and leave it open.
+
+        Raises:
+            LabError: The token is unknown, used or expired.
+        """
+        with self._transaction("DEFERRED") as db:
+            _open_token(db, token, now_s)
+
     def redeem(
         self, token: str, name: str | None, *, host_name: str = "", now_s: float
     ) -> tuple[Identity, str]:
@@ -399,18 +426,7 @@ class Identities:
                 valid or taken.
         """
         with self._transaction() as db:
-            row = db.execute(
-                "SELECT name, role, tenant, expires_s, used_s, identity_expires_s, replaces "
-                "FROM token WHERE hash = ?",
-                (_token_hash(token),),
-            ).fetchone()
-            if row is None:
-                raise LabError(f"token: not known to this lab; {_NEW_TOKEN}")
-            only_name, role, tenant, expires_s, used_s, identity_expires_s, replaces = row
-            if used_s is not None:
-                raise LabError(f"token: already used; {_NEW_TOKEN}")
-            if now_s >= expires_s:
-                raise LabError(f"token: expired; {_NEW_TOKEN}")
+            only_name, role, tenant, identity_expires_s, replaces = _open_token(db, token, now_s)
             name = name or only_name or host_name
             if only_name is not None and only_name != name:
                 raise LabError(f"token: made for the name {only_name}, got {name!r}; {_NEW_TOKEN}")
@@ -438,7 +454,10 @@ class Identities:
         agent: str | None = None,
         state: str | None = None,
     ) -> None:
-        """Note a contact of a device; None keeps what is known. Unknown devices are ignored."""
+        """Note a contact of a device; None keeps what is known.
+
+        Unknown and revoked devices are ignored.
+        """
         self.saw_many([Contact(name=name, at_s=at_s, address=address, agent=agent, state=state)])
 
     def saw_many(self, contacts: Iterable[Contact]) -> None:
@@ -446,7 +465,8 @@ class Identities:
         with self._transaction() as db:
             db.executemany(
                 "INSERT INTO contact SELECT ?1, ?2, ?3, ?4, ?5 WHERE EXISTS "
-                "(SELECT 1 FROM identity WHERE name = ?1 AND role = 'device') "
+                "(SELECT 1 FROM identity WHERE name = ?1 AND role = 'device' "
+                "AND revoked_s IS NULL) "
                 "ON CONFLICT (name) DO UPDATE SET "
                 "at_s = max(at_s, excluded.at_s), address = coalesce(excluded.address, address), "
                 "agent = coalesce(excluded.agent, agent), state = coalesce(excluded.state, state)",
@@ -463,7 +483,13 @@ class Identities:
         with self._transaction("DEFERRED") as db:
             rows = db.execute("SELECT name, at_s, address, agent, state FROM contact").fetchall()
         return {
-            name: Contact(name=name, at_s=at_s, address=address, agent=agent, state=state)
+            name: Contact(
+                name=name,
+                at_s=at_s,
+                address=None if address is None else str(printable(address)),
+                agent=None if agent is None else str(printable(agent)),
+                state=state,
+            )
             for name, at_s, address, agent, state in rows
         }
 
@@ -591,6 +617,30 @@ def _get(db: sqlite3.Connection, name: str, role: Role) -> Identity | None:
         f"SELECT {_COLUMNS} FROM identity WHERE name = ? AND role = ?", (name, role)
     ).fetchone()
     return None if row is None else _identity(row)
+
+
+def _open_token(
+    db: sqlite3.Connection, token: str, now_s: float
+) -> tuple[str | None, Role, str, float | None, bool]:
+    """Return name, role, tenant, end of the identity and `replaces` of a token.
+
+    Raises:
+        LabError: The token is unknown, used or expired.
+    """
+    row = db.execute(
+        "SELECT name, role, tenant, identity_expires_s, replaces, expires_s, used_s "
+        "FROM token WHERE hash = ?",
+        (_token_hash(token),),
+    ).fetchone()
+    if row is None:
+        raise LabError(f"token: not known to this lab; {_NEW_TOKEN}")
+    *found, expires_s, used_s = row
+    if used_s is not None:
+        raise LabError(f"token: already used; {_NEW_TOKEN}")
+    if now_s >= expires_s:
+        raise LabError(f"token: expired; {_NEW_TOKEN}")
+    name, role, tenant, identity_expires_s, replaces = found
+    return name, role, tenant, identity_expires_s, bool(replaces)
 
 
 def _existing(db: sqlite3.Connection, name: str, role: Role) -> Identity:

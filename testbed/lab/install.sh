@@ -3,7 +3,8 @@
 # (LAB_URL, LAB_NAME, LAB_CA, VERSION, HAS_WHEELS) before this text and sends it to `sh`. Nothing
 # runs before the last line, so that a script that was cut in transit does nothing.
 #
-#   FAIRBED_TOKEN    the one-time token, in the environment
+#   FAIRBED_TOKEN    the one-time token: the printed line assigns it before this text, in the input
+#                    of `sh`, where no other user of the machine sees it
 #   FAIRBED_PREFIX   folder of the virtual environment (default: ~/.local/share/fairbed, or
 #                    /opt/fairbed for root)
 #   PYTHON           the interpreter to use
@@ -131,6 +132,21 @@ venv; install it: sudo apt-get install -y python3-venv"
     fail "Python must have pip, $problem"
 }
 
+# A token that is used or expired must not be found after minutes of installation. It goes to curl
+# by its input; without an answer the installation goes on, and `join` asks again. A device that has
+# an identity keeps it, whatever became of the token; arguments may name another folder for it.
+check_token() {
+    if [ -z "$token" ] || [ $# -gt 0 ] || ! command -v curl >/dev/null 2>&1; then return 0; fi
+    for config in "${XDG_CONFIG_HOME:-$HOME/.config}" /var/lib; do
+        if [ -e "$config/fairbed/agent.toml" ]; then return 0; fi
+    done
+    answer=$(printf '{"token":"%s"}' "$token" |
+        curl -s --max-time 20 --cacert "$ca" --data-binary @- "$LAB_URL/token" 2>/dev/null) ||
+        return 0
+    problem=$(printf '%s' "$answer" | sed -n 's/^{"problem":"\(.*\)"}$/\1/p')
+    if [ -n "$problem" ]; then fail "$problem"; fi
+}
+
 pip_install_with() {
     program=$1
     shift
@@ -208,6 +224,7 @@ FAIRBED_PREFIX=FOLDER before sh"
     ca=$scratch/lab-ca.pem
     printf '%s\n' "$LAB_CA" >"$ca"
     echo "fairbed: enrolling this device at the lab $LAB_NAME; the agent goes to $prefix"
+    check_token "$@"
     make_venv
     install_agent
     FAIRBED_TOKEN=$token "$venv/bin/device-agent" join --lab "$LAB_URL" --ca "$ca" "$@" </dev/null ||

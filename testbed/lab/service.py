@@ -49,6 +49,7 @@ from fairbed.testbed.lab.folder import (
     SETTINGS_FILE,
     Lab,
     LabSettings,
+    lab_option,
     make_signing_key,
     open_lab,
     sign_if_changed,
@@ -167,7 +168,7 @@ def _locked(lab: Lab) -> Iterator[None]:
         except BlockingIOError as exc:
             raise LabError(
                 f"{lab.folder}: the lab is up already, as process {running_pid(lab)}; "
-                "stop it first with: fairbed lab down"
+                f"stop it first with: fairbed lab down{lab_option(lab.folder)}"
             ) from exc
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)

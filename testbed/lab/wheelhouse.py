@@ -8,6 +8,7 @@ one it downloads for, so the few packages that older Pythons need are downloaded
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,7 +58,8 @@ def fill(
         lab: The lab.
         pythons: Versions such as `3.11`.
         machines: `aarch64`, `x86_64`.
-        source: A checkout of Fairbed; None is that of this installation, if it is one.
+        source: A checkout of Fairbed, or its wheel; None is the checkout of this installation, if
+            it is one.
         write: Receives a line for each step.
         run: Runs pip with arguments.
 
@@ -151,17 +153,43 @@ def _checkout() -> Path | None:
 def _own_wheel(source: Path | None, folder: Path, run: Run) -> Path:
     if source is None:
         what = f"fairbed=={own_version()}"
-        _checked(
-            run, ["download", "--no-deps", "--only-binary=:all:", "-d", str(folder), what], what
-        )
+        try:
+            _checked(
+                run, ["download", "--no-deps", "--only-binary=:all:", "-d", str(folder), what], what
+            )
+        except RunError as exc:
+            raise RunError(
+                f"{exc}; this version may be on no package index: give its wheel with --source "
+                "FILE.whl, or a checkout with --source DIR"
+            ) from exc
+    elif source.suffix == ".whl":
+        _check_wheel(source)
+        shutil.copyfile(source, folder / source.name)
     elif not (source / "pyproject.toml").is_file():
-        raise LabError(f"--source: must be a checkout of Fairbed, got {source} without a project")
+        raise LabError(
+            f"--source: must be a checkout of Fairbed, or its wheel, got {source} without a project"
+        )
     else:
         arguments = ["wheel", "--no-deps", "-w", str(folder), str(source)]
         if importlib.util.find_spec("hatchling") is not None:
             arguments.insert(1, "--no-build-isolation")
         _checked(run, arguments, f"the wheel of {source}")
     return next(folder.glob("fairbed-*.whl"))
+
+
+def _check_wheel(path: Path) -> None:
+    """Check a wheel of Fairbed that the user names.
+
+    Raises:
+        LabError: It is none of this version, which the script of enrolment installs.
+    """
+    wanted = f"fairbed-{own_version()}-"
+    if not path.is_file():
+        raise LabError(f"--source: must be a wheel of Fairbed, got no file {path}")
+    if not path.name.startswith(wanted):
+        raise LabError(
+            f"--source: must be a wheel of this version, {wanted}py3-none-any.whl, got {path.name}"
+        )
 
 
 def _checked(run: Run, arguments: Sequence[str], what: str) -> None:

@@ -88,6 +88,14 @@ def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
 
 
+def _unix_s(text: str) -> float | None:
+    """Return the Unix time of an instant in ISO 8601; None for another text of a foreign run."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
 def _gauges(
     name: str, text: str, label: str, values: Mapping[str, float | None]
 ) -> GaugeMetricFamily:
@@ -127,7 +135,7 @@ def _run(totals: Totals) -> Iterator[Metric]:
     yield _gauge(
         "fairbed_run_start_timestamp_seconds",
         "When the run was created, since 1970.",
-        datetime.fromisoformat(info.row.created).timestamp(),
+        _unix_s(info.row.created),
     )
     yield _gauge(
         "fairbed_run_clock_seconds",

@@ -28,6 +28,7 @@ from fairbed.testbed.lab.folder import open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.codec import decode_rows_request, encode
+from fairbed.wire.console import log_lines
 from fairbed.wire.errors import DecodeError, Disconnected, TransportError, innermost
 from fairbed.wire.messages import MAX_PART_BYTES, MAX_PARTS, RowsPart, RowsRequest
 from fairbed.wire.topics import ANY, Topics
@@ -265,7 +266,7 @@ async def _main(folder: Path) -> None:
 def main() -> int:
     """Answer viewers of the run in the folder of the first argument; return the exit code."""
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    logging.basicConfig(format="relay: %(message)s", level=logging.WARNING)
+    log_lines("warning", "relay: %(message)s")
     try:
         anyio.run(_main, Path(sys.argv[1]))
     except Exception as exc:

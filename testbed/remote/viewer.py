@@ -33,6 +33,7 @@ from fairbed.testbed.errors import RunError, UsageError
 from fairbed.wire.codec import decode_rows_part, decode_to_device, encode
 from fairbed.wire.errors import DecodeError, Disconnected, Refused, innermost
 from fairbed.wire.messages import CoordinatorStatus, RowsPart, RowsRequest, is_device_name
+from fairbed.wire.text import text_of, toml_of
 from fairbed.wire.topics import LOCAL_OPERATOR, Topics
 from fairbed.wire.transport.address import parse_url, redact, with_password
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport
@@ -115,8 +116,8 @@ class _Login(msgspec.Struct, frozen=True):
 
 def _url_in(path: Path) -> str:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=_Login).broker_url
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        return msgspec.convert(toml_of(text_of(path.read_bytes())), _Login).broker_url
+    except (OSError, msgspec.ValidationError, ValueError) as exc:
         raise UsageError(
             f"{path}: must be the file of an enrolled viewer or operator, got {exc}; make one "
             "with: fairbed enroll NAME --role viewer"

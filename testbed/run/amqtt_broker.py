@@ -277,7 +277,7 @@ async def serve(file: Path, settings: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)r")
     logging.getLogger("transitions").setLevel(logging.WARNING)
     path = Path(sys.argv[1])
     asyncio.run(serve(path, json.loads(path.read_text(encoding="utf-8"))))

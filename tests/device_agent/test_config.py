@@ -38,7 +38,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ('broker_url = "x"\nname = "a"\nonce = 3', "once: must be bool, got int"),
         (
             'broker_url = "x"\nname = "a"\ntimeouts.hello_s = -1',
-            "timeouts.hello_s: must be float > 0.0",
+            "timeouts.hello_s: must be a number > 0.0",
         ),
         ('broker_url = "x"\nname = "a"\ntimeouts.hi = 1', "valid keys are hello_s, refused_s"),
         ("name = ", "must be a readable TOML file"),

@@ -21,9 +21,11 @@ from anyio.abc import TaskGroup
 from fairbed.wire.errors import Disconnected, Refused
 from fairbed.wire.transport.base import OnComplete, Packet
 from fairbed.wire.transport.link import (
+    LOST,
     ConnectOptions,
     PacketHandler,
     advice_for,
+    closed_unanswered,
     failure_reason,
     oversized,
     subscribe_batches,
@@ -68,9 +70,11 @@ class AiomqttConnection:
         try:
             await self._client.__aenter__()
             if self._client.is_lost:  # aiomqtt ignores a loss before `__aenter__` returns
-                raise aiomqtt.MqttError("connection lost")
+                raise aiomqtt.MqttError(LOST)
         except (aiomqtt.MqttError, OSError) as exc:
             reason, advice = failure_reason(exc), advice_for(exc)
+            if reason == LOST:
+                reason = closed_unanswered(is_tls=self._options.tls is not None)
             if advice is None:
                 raise Disconnected(reason) from exc
             url, client_id = self._options.url, self._options.client_id

@@ -13,6 +13,9 @@ from fairbed.wire.transport.address import Address
 from fairbed.wire.transport.base import OnComplete, Packet, Will
 from fairbed.wire.transport.protocol.packets import MAX_PAYLOAD_BYTES
 
+LOST = "connection lost"
+"""Reason of a connection that ended without a cause."""
+
 NOT_MQTT = "correct host and port, or start a broker there"
 
 CONNACK_REASONS = {
@@ -44,8 +47,22 @@ _PAHO_CODES = {
 
 _CLOCK = "set the clock of this machine, or renew the certificate"
 _NAME = "connect to a name of the broker's certificate"
+_CA = (
+    "add ?cafile=FILE to the address, with the certificate of the broker's CA: that of a lab is "
+    "ca.pem in its folder, and lab-ca.pem beside the configuration of an enrolled device"
+)
 _CERTIFICATE_ADVICE = {9: _CLOCK, 10: _CLOCK, 62: _NAME, 64: _NAME}
 """Advice by the codes of OpenSSL (X509_V_ERR_*): not yet valid, expired, other name or address."""
+
+
+def closed_unanswered(*, is_tls: bool) -> str:
+    """Return the reason of a connection that ended before the broker's answer to CONNECT."""
+    if is_tls:
+        return "the broker closed the connection before its answer"
+    return (
+        "the broker closed the connection before its answer; if this port speaks TLS, as 8883 "
+        "does, write mqtts://"
+    )
 
 
 def connack_advice(code: int) -> str | None:
@@ -66,7 +83,9 @@ def advice_for(error: BaseException) -> str | None:
     """Return advice for an error that a retry cannot solve; None if a retry may succeed."""
     for cause in (error, error.__context__):  # aiomqtt raises another one
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return _CERTIFICATE_ADVICE.get(cause.verify_code, "check ?cafile=")
+            return _CERTIFICATE_ADVICE.get(cause.verify_code, _CA)
+        if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+            return "this port speaks no TLS: write mqtt://, or the port of TLS, such as 8883"
     code = getattr(error, "rc", None)
     return _PAHO_CODES.get(getattr(code, "value", code)) if code is not None else None
 
@@ -78,7 +97,7 @@ def failure_reason(error: BaseException) -> str:
     source = error.__cause__ if hasattr(error.__cause__, "rc") else error
     code = getattr(source, "rc", None)
     text = str(source) if code is None else str(code)
-    return "connection lost" if text == "Unspecified error" else text
+    return LOST if text == "Unspecified error" else text
 
 
 DISCONNECT_TIMEOUT_S = 2.0

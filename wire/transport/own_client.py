@@ -21,6 +21,7 @@ from fairbed.wire.transport.link import (
     ConnectOptions,
     PacketHandler,
     advice_for,
+    closed_unanswered,
     connack_advice,
     oversized,
     subscribe_batches,
@@ -246,7 +247,9 @@ class OwnConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
-        self._mark_lost("connection lost")
+        answered = self._connack.done()
+        is_tls = self._options.tls is not None
+        self._mark_lost("connection lost" if answered else closed_unanswered(is_tls=is_tls))
         if not self._closed.done():
             self._closed.set_result(None)
 

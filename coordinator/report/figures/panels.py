@@ -9,6 +9,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.report.figure_style import GREY, SeriesStyle, series_style
 from fairbed.coordinator.report.figures.data import RunFigures
+from fairbed.wire.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,15 +59,14 @@ def shown(runs: Sequence[RunFigures]) -> list[Shown]:
     else:
         labels = [run.run_id for run in runs]
     return [
-        Shown(run, printable(label), series_style(index))
+        Shown(run, label_of(label), series_style(index))
         for index, (run, label) in enumerate(zip(runs, labels, strict=True))
     ]
 
 
-def printable(text: str) -> str:
+def label_of(text: str) -> str:
     """Return a label without control characters; matplotlib would hide one that begins with `_`."""
-    clean = "".join(c if c.isprintable() else "?" for c in text)
-    return f" {clean}" if clean.startswith("_") else clean
+    return f" {shown}" if (shown := printable(text)).startswith("_") else shown
 
 
 def panels(figure: Canvas, *, has_right: bool) -> "tuple[Axes, Axes | None]":

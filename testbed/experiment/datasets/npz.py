@@ -7,6 +7,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from fairbed.device_agent.examples import expansion_problem
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.own import check_memory
@@ -37,6 +38,8 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
                     str(path), "must be an .npz archive, got one array", "use np.savez"
                 )
             check_memory(str(path), _size_bytes(archive))
+            if archive.zip is not None and (problem := expansion_problem(archive.zip)):
+                raise DatasetError(str(path), *problem.split("; ", 1))
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as exc:
         raise DatasetError(str(path), "file must exist, got none", "check data.source") from exc

@@ -7,6 +7,10 @@ Then each number that determines the phase takes, one after the other, the value
 measured. The number with which the twin comes nearest to the device is the one that is off,
 provided that the difference falls to a half or less. If no measured value does that, the first
 number is taken that can make the twin as slow as the device, with the constant value that does so.
+
+If several phases would correct one number to different values, one value is fitted to all of them:
+the mean of the logarithms, weighted by the times of the phases. If a phase stays off with it, no
+value is named but the conflict.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -92,6 +96,7 @@ def compare_phases(
         predict: Returns the phases of these exchanges under a profile.
     """
     twin = predict(profile)
+    masks: dict[str, Bools] = {}
     tau_s = float(np.median([x.tau_s or 0.0 for x in exchanges]))
     with_finding: dict[str, PhaseTimes] = {}
     rows = []
@@ -99,17 +104,17 @@ def compare_phases(
         of_phase = np.array([_has_phase(x, phase) for x in exchanges])
         if not of_phase.any():
             continue
+        masks[phase] = of_phase
         measured_s = np.array([getattr(x, phase) or 0.0 for x in exchanges])
         device_s, twin_s = _median(measured_s, of_phase), _median(twin[phase], of_phase)
         if max(device_s, twin_s) < LEAST_S:
             continue
-        error_s = abs(twin_s - device_s)
         row = PhaseTwin(
             phase=phase,
             exchanges=int(of_phase.sum()),
             device_s=device_s,
             twin_s=twin_s,
-            is_off=error_s > OFF_RATIO * device_s and error_s > OFF_EXCHANGE_RATIO * tau_s,
+            is_off=_is_off(twin_s, device_s, tau_s),
         )
         if row.is_off:
             for key in KEYS.get(phase, _PROCESSOR):
@@ -125,7 +130,61 @@ def compare_phases(
 
             row = _fitted(row, profile, findings, phase_s) if measured is None else measured
         rows.append(row)
+
+    def phases_with(key: str, value: float, how: str) -> dict[str, float] | None:
+        try:
+            times = predict(with_number(profile, key, Finding(value, how)))
+        except msgspec.ValidationError:
+            return None
+        return {phase: _median(times[phase], which) for phase, which in masks.items()}
+
+    for key in [row.key for row in rows if row.key is not None]:
+        same = [row for row in rows if row.key == key]
+        if len({row.fits for row in same}) > 1:
+            joint = {row.phase: row for row in _joint(key, same, tau_s, phases_with)}
+            rows = [joint.get(row.phase, row) for row in rows]
     return rows
+
+
+def _is_off(twin_s: float, device_s: float, tau_s: float) -> bool:
+    error_s = abs(twin_s - device_s)
+    return error_s > OFF_RATIO * device_s and error_s > OFF_EXCHANGE_RATIO * tau_s
+
+
+def _joint(
+    key: str,
+    rows: Sequence[PhaseTwin],
+    tau_s: float,
+    then_s: Callable[[str, float, str], dict[str, float] | None],
+) -> list[PhaseTwin]:
+    """Return rows that correct one number differently with one value, or with the conflict.
+
+    Args:
+        key: The number.
+        rows: The phases that it would correct.
+        tau_s: Median exchange time, seconds.
+        then_s: Returns the phases of the twin with a value of the number, seconds; None if the
+            profile cannot have it.
+    """
+    fits = np.array([row.fits for row in rows], dtype=np.float64)
+    weights = np.array([row.device_s for row in rows])
+    names = ", ".join(row.phase.removesuffix("_s") for row in rows)
+    value = float(np.exp(np.average(np.log(fits), weights=weights)))
+    how = f"one value for {names}, whose own are {fits.min():g} to {fits.max():g}"
+    found = then_s(key, value, how)
+    if found is not None and not any(_is_off(found[x.phase], x.device_s, tau_s) for x in rows):
+        return [
+            msgspec.structs.replace(x, fits=value, twin_then_s=found[x.phase], reason=how)
+            for x in rows
+        ]
+    wanted = ", ".join(f"{x.phase.removesuffix('_s')} fits with {x.fits:g}" for x in rows)
+    was = "absent" if rows[0].value is None else f"{rows[0].value:g}"
+    conflict = (
+        f"{key} is {was}, and no one value fits: {wanted}; do not correct it, another number or "
+        "the load of the device is off"
+    )
+    none = dict.fromkeys(("key", "value", "fits", "twin_then_s"))
+    return [msgspec.structs.replace(x, reason=conflict, **none) for x in rows]
 
 
 def _has_phase(x: ExchangeRow, phase: str) -> bool:

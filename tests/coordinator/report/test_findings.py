@@ -70,8 +70,8 @@ def test_a_round_without_an_update_and_late_exchanges_are_problems(run: Path) ->
     ("contended", "sentence"),
     [
         (0, "45 exchange times did not count."),
-        (7, "45 exchange times did not count, 7 of them because the emulating machine was busy."),
-        (45, "45 exchange times did not count, because the emulating machine was busy."),
+        (7, "45 exchange times did not count, 7 of them because the machine of the run was busy."),
+        (45, "45 exchange times did not count, because the machine of the run was busy."),
     ],
 )
 def test_times_that_a_busy_machine_spoilt_are_named(

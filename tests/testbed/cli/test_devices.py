@@ -42,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def token_of(line: str) -> str:
     """Return the token in a line."""
-    found = re.search(r"FAIRBED_TOKEN=(\S+) sh$", line)
+    found = re.search(r"echo FAIRBED_TOKEN=([^;\s]+);", line)
     assert found is not None
     return found[1]
 
@@ -55,12 +55,14 @@ def test_one_line_has_the_pin_of_the_key_and_a_token_that_works_once(
     token = token_of(out.rstrip("\n"))
     assert code == 0
     assert out == (
-        f"curl -fsSk --pinnedpubkey 'sha256//{pin}' https://127.0.0.1:{port}/install | "
-        f"FAIRBED_TOKEN={token} sh\n"
+        f"{{ echo FAIRBED_TOKEN={token}; curl -fsSk --pinnedpubkey 'sha256//{pin}' "
+        f"https://127.0.0.1:{port}/install || echo 'echo \"fairbed: no script of the lab lab at "
+        f"https://127.0.0.1:{port}/install, see the line of curl above; on the lab host run "
+        "fairbed lab status, and use a new line of fairbed enroll\" >&2; exit 1'; } | sh\n"
     )
     assert error == (
         "the line is good once, for 15 minutes; paste it into a shell on pi-kitchen (with sudo "
-        "before FAIRBED_TOKEN for a service of the system)\n"
+        "before sh at its end for a service of the system)\n"
         "warning: the lab lab is down; start it: fairbed lab up\n"
     )
     with Identities(lab.database) as identities:
@@ -118,7 +120,7 @@ def test_qr_prints_the_line_as_a_code(lab: Lab, capsys: pytest.CaptureFixture[st
 
 def test_an_upgrade_needs_no_token(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "enroll", "--upgrade")
-    assert out.endswith("/install | sh\n")
+    assert out.endswith("exit 1'; } | sh\n")
     assert "TOKEN" not in out
 
 
@@ -135,7 +137,7 @@ def test_an_upgrade_needs_no_token(lab: Lab, capsys: pytest.CaptureFixture[str])
             ["pi", "--upgrade"],
             "--upgrade: must have no names, got some; the line is the same for all",
         ),
-        (["--all", "none.txt"], "none.txt: must be a text file with one name a line, got "),
+        (["--all", "none.txt"], "none.txt: there is no such file; write one with one name a line"),
         (
             ["pi", "--address", "x.y"],
             "--address: must be in the lab's certificate, got 'x.y'; it has ",

@@ -18,8 +18,9 @@ from fairbed.testbed.compare.comparison import Comparison, MetricSummary
 from fairbed.testbed.compare.differences import Difference, Estimate
 from fairbed.testbed.compare.grid import load_grid
 from fairbed.testbed.compare.measures import MACHINE_TIME, METRICS
-from fairbed.testbed.compare.report import escaped, tex
+from fairbed.testbed.compare.report import tex
 from fairbed.testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, shown_number
+from fairbed.wire.printable import latex
 from tests.testbed.compare.results import (
     FAST,
     FASTER,
@@ -589,7 +590,7 @@ def test_the_weights_of_updates_are_named_where_arms_differ(tmp_path: Path) -> N
         f"n (default of fedavg) in {FAST}, {FASTER}"
     )
     assert line in plain(trained)
-    assert escaped(line) in tex(trained)
+    assert latex(line) in tex(trained)
     assert plain(trained).splitlines()[1].split()[3] == "weights"
     untrained = compared(grid, results(grid, lambda arm, seed: result(arm, seed)))
     assert "weights" not in plain(untrained)

@@ -9,7 +9,8 @@ import pytest
 
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison
-from fairbed.testbed.compare.report import escaped, tex
+from fairbed.testbed.compare.report import tex
+from fairbed.wire.printable import latex
 from tests.testbed.compare.results import FAST, cell, compared, grid_of, result, results
 
 TEX = next((name for name in ("pdflatex", "lualatex", "xelatex") if shutil.which(name)), None)
@@ -109,8 +110,8 @@ def test_marks_and_counts_are_in_the_cells(tmp_path: Path) -> None:
     lines = [line for line in tex(wild(tmp_path)).splitlines() if line.endswith(r" \\")]
     rows = [line.removesuffix(r" \\").split(" & ") for line in lines]
     names = [row[0] for row in rows]
-    uniform, fast = (rows[names.index(escaped(name))] for name in ("uniform", FAST))
-    gap = rows[names.index(escaped(FAST)) + 1]
+    uniform, fast = (rows[names.index(latex(name))] for name in ("uniform", FAST))
+    gap = rows[names.index(latex(FAST)) + 1]
     assert uniform[1].endswith(r"]^{\dagger}$}"), "the interval ends at 1"
     assert uniform[3].endswith(" (1/5)"), "in one seed the mean of five reaches 0.7"
     assert "$n=3/5$" in fast[1]
@@ -134,8 +135,8 @@ def test_a_table_without_any_result_is_a_comment(tmp_path: Path) -> None:
 
 
 def test_latex_escapes_any_text() -> None:
-    assert escaped(r"a_b & 5% {x} \y ~^$#") == (
+    assert latex(r"a_b & 5% {x} \y ~^$#") == (
         r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{}\$\#"
     )
     every = "".join(map(chr, range(32, 127)))
-    assert problems(escaped(every)) == []
+    assert problems(latex(every)) == []

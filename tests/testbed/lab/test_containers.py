@@ -188,7 +188,7 @@ def test_a_lab_a_coordinator_and_two_agents_in_containers_finish_two_runs(
     (tmp_path / "lab-ca.pem").write_text(authority)
     enrol = composed("lab", *inside, "fairbed", "enroll", "box-1", "box-2", "--json")
     for invitation in json.loads(enrol):
-        token = re.search(r"FAIRBED_TOKEN=(\S+)", invitation["line"])
+        token = re.search(r"FAIRBED_TOKEN=([^;\s]+)", invitation["line"])
         url = re.search(r"(https://\S+)/install", invitation["line"])
         assert token
         assert url
@@ -425,7 +425,7 @@ def test_a_lab_is_a_service_that_restarts_and_stops(
 @contextmanager
 def joined_agent(invitation: Mapping[str, str], ca: Path, folder: Path) -> Iterator[None]:
     """Enrol this machine by an invitation, and run its agent for the duration of a block."""
-    token = re.search(r"FAIRBED_TOKEN=(\S+)", invitation["line"])
+    token = re.search(r"FAIRBED_TOKEN=([^;\s]+)", invitation["line"])
     url = re.search(r"(https://\S+)/install", invitation["line"])
     assert token
     assert url

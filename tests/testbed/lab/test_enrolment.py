@@ -28,7 +28,7 @@ from fairbed.device_agent.config import load_config
 from fairbed.device_agent.enrolment import Places, join, lab_at
 from fairbed.device_agent.errors import ConfigError, LabProblem
 from fairbed.testbed.lab import enrolment as server
-from fairbed.testbed.lab.audit import Audit
+from fairbed.testbed.lab.audit import REFUSED_PER_HOUR, Audit
 from fairbed.testbed.lab.certificates import Certified, key_pin, make_authority, sign_server
 from fairbed.testbed.lab.enrolment import (
     MAX_ADDRESSES,
@@ -39,6 +39,7 @@ from fairbed.testbed.lab.enrolment import (
 )
 from fairbed.testbed.lab.folder import Lab
 from fairbed.testbed.lab.identities import Identities
+from fairbed.wire.enrolment import EnrolRequest
 from fairbed.wire.errors import Refused
 from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.transport.address import parse_url
@@ -478,7 +479,7 @@ def test_the_agent_names_a_certificate_of_another_name_or_ca(
     foreign = make_authority("other", now)
     line = anyio.run(refusal, other_server(sign_server(foreign, ["127.0.0.1"], now)))
     assert "certificate verify failed" in line
-    assert line.endswith("; check ?cafile=")
+    assert "; add ?cafile=FILE to the address" in line
 
 
 @pytest.mark.parametrize("code", [9, 10])
@@ -573,6 +574,38 @@ def test_versions_that_do_not_fit_are_named_and_the_token_stays(served: Served) 
     assert served.enrol(token)[0] == 200
 
 
+def test_a_revoked_device_changes_nothing_that_is_stored_or_shown(served: Served) -> None:
+    _, reply = served.enrol(served.token(), agent="0.1.0")
+    served.identities.revoke("pi", now_s=served.now_s)
+    before = (served.identities.contacts(), served.audit.rows(), served.identities.all())
+    asked = {"name": "pi", "password": reply["password"], "agent": "\x1b]0;title\x07"}
+    served.now_s += 9.0
+    status, standing = served.post("/renew", **asked)
+    assert (status, standing["standing"]) == (200, "revoked")
+    served.identities.saw("pi", at_s=served.now_s, agent="other", state="online")
+    status, _ = served.enrol(str(reply["password"]), agent="other", name="pi")
+    assert status == 403
+    contacts, rows, identities = before
+    assert served.identities.contacts() == contacts
+    assert served.identities.all() == identities
+    assert [row.action for row in served.audit.rows()] == [
+        *(row.action for row in rows),
+        "enrol-refused",  # a line of the lab, without a text of the device
+    ]
+
+
+def test_wrong_tokens_of_changing_addresses_have_a_limit_in_all(served: Served) -> None:
+    service = server._Service(served.lab, served.identities, served.audit, lambda: served.now_s)
+    request = EnrolRequest(token="a" * 32, host_name="pi", agent="1")
+    for k in range(300):
+        with pytest.raises(server._Refusal):
+            service.enrol(request, f"10.0.{k}.1")
+    served.audit.write_left_out(served.now_s)
+    rows = served.audit.rows()
+    assert len(rows) == REFUSED_PER_HOUR + 1
+    assert rows[-1].detail.startswith("200 refused requests")
+
+
 @pytest.mark.parametrize("standing", ["valid", "revoked", "expired", "renamed"])
 def test_the_standing_of_an_identity(served: Served, standing: str) -> None:
     _, enrolled = served.enrol(served.token(identity_expires_s=served.now_s + DAY_S))
@@ -588,7 +621,9 @@ def test_the_standing_of_an_identity(served: Served, standing: str) -> None:
     )
     assert (status, reply["standing"]) == (200, standing)
     assert reply["name"] == ("kitchen" if standing == "renamed" else "pi")
-    assert served.identities.contacts()[str(reply["name"])].agent == "0.2.0"
+    is_accepted = standing in ("valid", "renamed")
+    agent = served.identities.contacts()[str(reply["name"])].agent
+    assert agent == ("0.2.0" if is_accepted else "0.1.0")
 
 
 def test_a_device_is_seen_when_the_broker_has_seen_it(served: Served) -> None:

@@ -190,3 +190,20 @@ def test_values_of_the_lab_are_quoted(lab: Lab, monkeypatch: pytest.MonkeyPatch)
         timeout=60,
     )
     assert done.stdout == f"1'; touch x; ' https://[::1]:{lab.settings.enrol_port}\n"
+
+
+def test_a_token_that_is_not_open_ends_the_script_before_it_installs(
+    lab: Lab, tmp_path: Path
+) -> None:
+    asked = (
+        'case "$*" in *t0ken*) exit 9 ;; esac; grep -q "\\"token\\":\\"t0ken" || exit 9; '
+        'echo "{\\"problem\\":\\"token: already used; make a new one\\"}"'
+    )
+    code, output = install(lab, tmp_path, curl=asked)
+    assert code == 1
+    assert output.endswith("fairbed: token: already used; make a new one\n")
+    assert not (tmp_path / "agent" / "venv").exists()
+    (tmp_path / ".config" / "fairbed").mkdir(parents=True)
+    (tmp_path / ".config" / "fairbed" / "agent.toml").touch()  # it keeps its identity
+    _, output = install(lab, tmp_path, curl=asked)
+    assert "already used" not in output

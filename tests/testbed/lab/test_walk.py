@@ -237,7 +237,7 @@ def test_a_device_joins_a_lab_is_renamed_and_revoked(
     audit = [json.loads(row)["action"] for row in rows]
     expected = ["token", "enrol", "enrol-refused", "rename", "revoke", "token", "enrol"]
     assert [action for action in audit if action in expected] == expected
-    secrets = {line.rpartition("FAIRBED_TOKEN=")[2].split()[0]}
+    secrets = {line.rpartition("FAIRBED_TOKEN=")[2].split(";")[0]}
     secrets |= {device.config.read_text().partition("pi-attic:")[2].partition("@")[0]}
     for text in (device.log, *rows, output, findings):
         assert not any(secret in text for secret in secrets)

@@ -84,7 +84,7 @@ def test_pins_are_those_of_the_version_of_the_device() -> None:
         (["3.9"], ["aarch64"], ROOT, "--python: must be 3.10 or newer, as in 3.11, got '3.9'"),
         (["3.11; x"], ["aarch64"], ROOT, "--python: must be 3.10 or newer"),
         (["3.11"], ["armv7l"], ROOT, "--platform: must be aarch64 or x86_64, got 'armv7l'"),
-        (["3.11"], ["aarch64"], ROOT / "docs", "--source: must be a checkout of Fairbed, got "),
+        (["3.11"], ["aarch64"], ROOT / "docs", "--source: must be a checkout of Fairbed, or its"),
     ],
 )
 def test_bad_usage_is_one_line(

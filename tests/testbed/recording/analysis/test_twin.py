@@ -115,6 +115,39 @@ def test_a_measured_number_over_time_is_taken_with_its_mean_in_its_range() -> No
     assert number_of(changed, "clock_ratio") == 0.75
 
 
+def _two_phases(evaluate_ratio: float) -> list[PhaseTwin]:
+    """Compare a device that trains half as fast as its twin, and evaluates so many times slower."""
+    pi = profiles.load("raspberry-pi-4b")
+    exchanges = [replace(x, evaluate_s=evaluate_ratio * 20.0, train_s=40.0) for x in EXCHANGES]
+
+    def predict(changed: Profile) -> PhaseTimes:
+        times = {phase: np.array([getattr(x, phase) or 0.0 for x in exchanges]) for phase in PHASES}
+        slower = float(pi.core_speed) / float(changed.core_speed)
+        own = np.full(len(exchanges), 20.0 * slower)
+        return {**times, "train_s": own, "evaluate_s": own}
+
+    rows = compare_phases(exchanges, pi, Findings(), predict)
+    return [row for row in rows if row.is_off]
+
+
+def test_phases_that_correct_one_number_alike_get_one_value() -> None:
+    rows = _two_phases(2.1)
+    assert {row.phase for row in rows} == {"evaluate_s", "train_s"}
+    (fits,) = {row.fits for row in rows}
+    assert fits is not None
+    speed = float(profiles.load("raspberry-pi-4b").core_speed)
+    assert speed / 2.1 < fits < speed / 2.0
+    assert all(row.reason.startswith("one value for ") for row in rows)
+
+
+def test_phases_that_correct_one_number_in_two_directions_name_the_conflict() -> None:
+    rows = _two_phases(0.5)
+    assert {(row.key, row.fits, row.twin_then_s) for row in rows} == {(None, None, None)}
+    (reason,) = {row.reason for row in rows}
+    assert "no one value fits: evaluate fits with" in reason
+    assert "do not correct it" in reason
+
+
 def test_loading_counts_for_cold_devices_alone() -> None:
     warm = [replace(x, was_cold=False) for x in EXCHANGES]
     assert "load_s" in _compare({})

@@ -1,0 +1,103 @@
+"""Text that others wrote, made safe for every exit: terminals, screens, pages, tables, logs.
+
+Names and texts of devices, of files and of foreign runs are in every output. `Printable` is the
+type of a text that no longer controls what shows it; the function of each exit that writes takes or
+returns one, so that mypy refuses a text that did not come through here. Pure.
+"""
+
+import re
+import unicodedata
+from typing import Final
+
+REPLACEMENT: Final = "?"
+"""What a reader sees for a character that is not printable."""
+
+LINES: Final = "\n\t"
+"""Characters that a text of several lines keeps."""
+
+FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of a cell that spreadsheet programs evaluate.
+
+Source: OWASP, CSV injection (https://owasp.org/www-community/attacks/CSV_Injection).
+"""
+
+_NUMBER: Final = re.compile(r"[+-]?(\d[\d_,]*\.?\d*|\.\d+)([eE][+-]?\d+)?%?|[+-]?(inf|nan)")
+
+
+class Printable(str):
+    """A text without characters that control a terminal or the direction of a text.
+
+    Only this module makes one.
+    """
+
+    __slots__ = ()
+
+
+def printable(text: str, kept: str = "") -> Printable:
+    """Return a text whose characters are all visible, or spaces.
+
+    Control characters (ESC, BEL, CR, C1), those that reverse or hide text, and separators of lines
+    become `?`, line ends and tabs a space; a lone surrogate is escaped.
+
+    Args:
+        text: Any text.
+        kept: Control characters that stay, as in `LINES`.
+    """
+    if type(text) is Printable:
+        return text
+    if text.isprintable():
+        return Printable(text)
+    return Printable("".join(c if c.isprintable() or c in kept else _shown(c) for c in text))
+
+
+def _shown(character: str) -> str:
+    if character in LINES:
+        return " "
+    match unicodedata.category(character):
+        case "Zs":  # spaces of other widths
+            return character
+        case "Cs":  # a byte of a name of a file that is no text
+            return f"\\u{ord(character):04x}"
+    return REPLACEMENT
+
+
+def one_line(text: str, length: int) -> Printable:
+    """Return a text on one line of at most `length` characters; `…` marks a cut."""
+    return printable(text if len(text) <= length else f"{text[: length - 1]}…")
+
+
+def csv_cell(text: str) -> Printable:
+    """Return a text of others as the content of a CSV cell, which no spreadsheet evaluates.
+
+    A cell that begins like a formula gets an apostrophe, unless it is a number. The line ends and
+    quotes inside are left to the writer of the file.
+    """
+    shown = printable(text)
+    if text.startswith(FORMULA_STARTS) and _NUMBER.fullmatch(text) is None:
+        return Printable(f"'{shown}")
+    return shown
+
+
+_LATEX: Final = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    '"': r"\textquotedbl{}",
+    "|": r"\textbar{}",
+    "\u2013": "--",
+    "\u2020": r"$^{\dagger}$",
+}
+
+
+def latex(text: str) -> Printable:
+    """Return a text with the special characters of LaTeX escaped."""
+    return Printable("".join(_LATEX.get(character, character) for character in printable(text)))
