@@ -77,6 +77,49 @@ class OneStep(States):
         return super().forward(x[:, :1])
 
 
+class Attending(nn.Module):
+    """Attention of the positions of a line to each other.
+
+    Args:
+        mask: Of attention; with three axes one for each head of each example.
+        is_causal: The hint of torch that the mask is causal.
+        padded: Positions at the end that are padding.
+        named: Of the layer.
+    """
+
+    def __init__(
+        self,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        padded: int = 0,
+        **named: bool,
+    ) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(4, 2, **{"batch_first": True, **named})
+        self.mask, self.is_causal = mask, is_causal
+        self.padded = padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.transpose(1, 2) if self.layer.batch_first else x.permute(2, 0, 1)
+        mask = self.mask
+        if mask is not None and mask.dim() == 3:
+            mask = mask.repeat(x.shape[0], 1, 1)
+        length = x.shape[2]
+        padding = torch.arange(length).expand(x.shape[0], -1) >= length - self.padded
+        y: Tensor = self.layer(
+            *[h] * 3,
+            attn_mask=mask,
+            is_causal=self.is_causal,
+            key_padding_mask=padding if self.padded else None,
+            need_weights=False,
+        )[0]
+        return y if self.layer.batch_first else y.transpose(0, 1)
+
+
+LATER = torch.ones(12, 12, dtype=torch.bool).triu(1)
+
+
 class Cells(nn.Module):
     """The last state of a cell that reads the steps of lines one by one."""
 
@@ -145,6 +188,20 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             lambda x: functional.scaled_dot_product_attention(
                 x, x, x, torch.arange(8).unsqueeze(1) > torch.arange(8)
             ),
+        ],
+    ),
+    "attention": (
+        lines,
+        LINE,
+        [
+            Attending(),
+            Attending(LATER, bias=False, batch_first=False),
+            Attending(LATER, is_causal=True, padded=3),
+            Attending(torch.linspace(-1.0, 1.0, 288).view(2, 12, 12)),
+            Attending(padded=12),
+            Attending(add_bias_kv=True),
+            lambda x: functional.scaled_dot_product_attention(x, x, x[:, :, :7], scale=0.3),
+            lambda x: functional.scaled_dot_product_attention(x, x, x, is_causal=True),
         ],
     ),
     "convolutions of lines": (
