@@ -94,14 +94,14 @@ def multi_head_attention(
     weights = of["weight"].chunk(3)
     biases = (None,) * 3 if of["bias"] is None else of["bias"].chunk(3)
     q, k, v = (
-        functional.linear(x, weight, bias).unflatten(2, heads).transpose(1, 2)
+        torch.unflatten(functional.linear(x, weight, bias), 2, heads).transpose(1, 2)
         for weight, bias in zip(weights, biases, strict=True)
     )
     mask, padding = of.get("attn_mask"), of.get("key_padding_mask")
     is_causal = bool(of.get("is_causal")) and padding is None  # as torch, which merges the two
     mask = None if mask is None or is_causal else _hidden(mask)
     if mask is not None and mask.dim() == 3:
-        mask = mask.unflatten(0, (-1, heads[0]))
+        mask = torch.unflatten(mask, 0, (-1, heads[0]))
     if padding is not None:
         of_keys = _hidden(padding).unsqueeze(1).unsqueeze(1)
         mask = of_keys if mask is None else mask + of_keys

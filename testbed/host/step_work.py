@@ -308,8 +308,10 @@ def _filled(node: Any, made: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     if node.op_type not in _CONVOLUTIONS or shapes[node.input[0]][0] > 1:
         return 1.0
     joined = made.get(node.input[0])
-    apart = None if joined is None else made.get(joined.input[0])
-    if apart is None or joined.op_type != "Reshape" or apart.op_type != "Pad":
+    if joined is None or joined.op_type != "Reshape":
+        return 1.0
+    apart = made.get(joined.input[0])
+    if apart is None or apart.op_type != "Pad":
         return 1.0
     return math.prod(shapes[apart.input[0]]) / math.prod(shapes[apart.output[0]])
 

@@ -141,8 +141,8 @@ def _x_gradient(
     last = reach + 1 - stride - first
     attributes = {**window.attributes, "pads": [first, *rest, max(0, last), *rest]}
     attributes["output_padding"] = [max(0, -last), *uncovered[1:]]
-    sizes = [shape[0], *given], [shape[1], *have]
-    return _joined(lowering, "ConvTranspose", inputs, *sizes, gap, stride, **attributes)
+    maps, wanted = [shape[0], *given], [shape[1], *have]
+    return _joined(lowering, "ConvTranspose", inputs, maps, wanted, gap, stride, **attributes)
 
 
 JOINED_PAIRS, JOINED_POSITIONS = 1 << 12, 49

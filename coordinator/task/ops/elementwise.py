@@ -295,7 +295,7 @@ def _gelu(lowering: Lowering, node: fx.Node) -> Value:
     """Return x Phi(x), or its form with tanh: one operation, which reads the memory once."""
     kind = str(node.kwargs.get("approximate", "none"))
     given = {"approximate": kind} if kind != "none" else {}
-    return lowering.graph.op("Gelu", lowering.value(node.args[0]), **given)
+    return lowering.graph.op("Gelu", lowering.value(arguments(node)[0]), **given)
 
 
 def _gelu_gradient(lowering: Lowering, node: fx.Node) -> Value:
