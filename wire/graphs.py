@@ -20,18 +20,19 @@ from fairbed.wire.errors import DecodeError
 _OPERATIONS = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast
     Ceil Clip Concat Conv ConvTranspose Cos Cosh CumSum Div Equal Erf Exp Expand Floor GRU Gather
-    GatherElements GatherND Gemm Greater GreaterOrEqual Identity LSTM LayerNormalization Less
-    LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow Range Reciprocal
-    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round ScatterElements ScatterND
-    Shape Sigmoid Sign Sin Sinh Size Slice Softmax Split Sqrt Squeeze Sub Tan Tanh Tile TopK
-    Transpose Unsqueeze Where Xor
+    GatherElements GatherND Gelu Gemm Greater GreaterOrEqual HardSigmoid Identity LSTM
+    LayerNormalization Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Min Mod Mul Neg Not Or Pad
+    Pow Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round
+    ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Slice Softmax Split Sqrt Squeeze Sub
+    Tan Tanh Tile TopK Transpose Unsqueeze Where Xor
 """
 OPERATIONS = frozenset(_OPERATIONS.split())
 """Operations that the exporter writes; all compute one result from their inputs, and no more."""
 
-_WORDS = ("add",)
+_WORDS = ("add", "tanh")
 WORDS = frozenset(word.encode() for word in _WORDS)
-"""Values of attributes that are text: how `ScatterElements` and `ScatterND` join what they add."""
+"""Values of attributes that are text: how `ScatterElements` and `ScatterND` join what they add,
+and how `Gelu` is approximated."""
 
 _ITEM_BYTES = {1: 4, 7: 8, 9: 1}
 """Bytes of an element by ONNX data type: float32, int64, bool."""

@@ -9,7 +9,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fairbed.coordinator.task import recurrent
+from fairbed.coordinator.task import attention, recurrent
 
 aten = torch.ops.aten
 
@@ -330,6 +330,12 @@ _RECORDED: Mapping[Any, Callable[..., Any]] = {
     torch.conv1d: _same(torch.conv1d),
     torch.conv2d: _same(torch.conv2d),
     torch.conv3d: _same(torch.conv3d),
+    functional.scaled_dot_product_attention: partial(
+        attention.attention, functional.scaled_dot_product_attention
+    ),
+    functional.multi_head_attention_forward: partial(
+        attention.multi_head_attention, functional.multi_head_attention_forward
+    ),
     torch.gru: partial(recurrent.gru, _by_layers(torch.gru)),
     torch.lstm: partial(recurrent.lstm, _by_layers(torch.lstm)),
 }

@@ -189,6 +189,7 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
     gradients = {n[2:] for node in large.nodes for n in node.output if n.startswith("g.")}
     grows = {name for name, shape in large.shapes.items() if small.shapes.get(name) != shape}
     summed = _summed(large.nodes, grows)
+    made = {name: node for node in large.nodes for name in node.output}
     recurrent = set[frozenset[str]]()
     found = list[tuple[str, frozenset[str], float]]()
     for at, node in enumerate(large.nodes):
@@ -213,7 +214,7 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
                     recurrent.add(weight)
         kind, weight = _kind(node, flow, large.shapes)
         if kind and not is_fixed and node.output[0] in grows and node.output[0] not in summed:
-            flops = _multiplied(node, large.shapes)
+            flops = _multiplied(node, large.shapes) * _filled(node, made, large.shapes)
             if weight:
                 if kind == "matrix_flops" and passed & products.bit(weight):
                     recurrent.add(weight)
@@ -300,6 +301,19 @@ def _multiplied(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> float:
     if node.op_type == "MatMul":
         return 2.0 * math.prod(out) * first[-1]
     return 2.0 * math.prod(first) * out[1]
+
+
+def _filled(node: Any, made: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Return the share of the rows of a convolution that are not zeros between joined pictures."""
+    if node.op_type not in _CONVOLUTIONS or shapes[node.input[0]][0] > 1:
+        return 1.0
+    joined = made.get(node.input[0])
+    if joined is None or joined.op_type != "Reshape":
+        return 1.0
+    apart = made.get(joined.input[0])
+    if apart is None or apart.op_type != "Pad":
+        return 1.0
+    return math.prod(shapes[apart.input[0]]) / math.prod(shapes[apart.output[0]])
 
 
 def _module_work(artifact: Artifact) -> StepWork:

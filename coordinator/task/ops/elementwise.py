@@ -124,9 +124,11 @@ def _where(lowering: Lowering, node: fx.Node) -> Value:
     dtype = dtype_of(node)
     active = _relu_output(condition)
     if active is not None and _is_zero(yes) and shape_of(active) == shape_of(node):
-        # Backward of relu: where(y <= 0, 0, g) = g sign(y), since y is never negative.
-        sign = lowering.graph.op("Sign", lowering.value(active))
-        return lowering.graph.op("Mul", lowering.tensor(no, dtype), sign)
+        # Backward of relu: where(y <= 0, 0, g) = g [y != 0], since y is never negative. Casts take
+        # less time than a comparison, Where or Sign.
+        is_active = lowering.graph.op("Cast", lowering.value(active), to=ELEMENT_TYPES[torch.bool])
+        factor = lowering.graph.op("Cast", is_active, to=ELEMENT_TYPES[dtype])
+        return lowering.graph.op("Mul", lowering.tensor(no, dtype), factor)
     return lowering.graph.op(
         "Where",
         lowering.tensor(condition, torch.bool),
@@ -176,12 +178,12 @@ class Terms:
     def __init__(self, lowering: Lowering, dtype: torch.dtype) -> None:
         self._lowering, self._dtype = lowering, dtype
 
-    def op(self, kind: str, *operands: str | float) -> str:
+    def op(self, kind: str, *operands: str | float, **attributes: float) -> str:
         """Return the result of an ONNX operation; a number becomes a constant."""
         values = [
             x if isinstance(x, str) else self._lowering.tensor(x, self._dtype) for x in operands
         ]
-        return self._lowering.graph.op(kind, *values)
+        return self._lowering.graph.op(kind, *values, **attributes)
 
     def remainder(self, x: str, divisor: float, *, is_fmod: bool) -> str:
         """Return x modulo a number, with the sign of x, or of the number."""
@@ -190,16 +192,6 @@ class Terms:
             return graph.op("Mod", x, number, fmod=int(is_fmod))
         whole = graph.op("Floor", graph.op("Div", x, number))
         return graph.op("Sub", x, graph.op("Mul", whole, number))
-
-
-def _gelu(t: Terms, x: str, approximate: str = "none") -> str:
-    """X Phi(x), or with tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
-    if approximate == "tanh":
-        cube = t.op("Mul", t.op("Mul", t.op("Mul", x, x), x), 0.044715)
-        bell = t.op("Tanh", t.op("Mul", t.op("Add", x, cube), math.sqrt(2.0 / math.pi)))
-    else:
-        bell = t.op("Erf", t.op("Mul", x, math.sqrt(0.5)))
-    return t.op("Mul", t.op("Mul", x, 0.5), t.op("Add", bell, 1.0))
 
 
 def _leaky_relu(t: Terms, x: str, slope: float = 0.01) -> str:
@@ -263,10 +255,13 @@ def _gelu_backward(t: Terms, gradient: str, x: str, approximate: str = "none") -
         rest = t.op("Sub", 1.0, t.op("Mul", bell, bell))
         curved = t.op("Mul", t.op("Mul", t.op("Mul", rest, slope), x), 0.5)
     else:
-        bell = t.op("Erf", t.op("Mul", x, math.sqrt(0.5)))
-        density = t.op("Exp", t.op("Mul", t.op("Mul", x, x), -0.5))
-        curved = t.op("Mul", t.op("Mul", density, 1.0 / math.sqrt(2.0 * math.pi)), x)
-    half = t.op("Mul", t.op("Add", bell, 1.0), 0.5)
+        # Each operation is a pass through the memory. x exp(-x^2 / 2) is x / exp(s^2), which is 0
+        # where the divisor is infinite.
+        scaled = t.op("Mul", x, math.sqrt(0.5))
+        bell = t.op("Erf", scaled)
+        sloped = t.op("Div", x, t.op("Exp", t.op("Mul", scaled, scaled)))
+        curved = t.op("Mul", sloped, 1.0 / math.sqrt(2.0 * math.pi))
+    half = t.op("HardSigmoid", bell, alpha=0.5, beta=0.5)  # (1 + bell) / 2, which is in 0 .. 1
     return t.op("Mul", gradient, t.op("Add", half, curved))
 
 
@@ -279,7 +274,6 @@ def _pow(t: Terms, x: str, exponent: float) -> str:
 
 
 EXPRESSIONS: Mapping[str, Expression] = {
-    "gelu.default": _gelu,
     "leaky_relu.default": _leaky_relu,
     "elu.default": _elu,
     "hardtanh.default": _hardtanh,
@@ -295,6 +289,13 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "fmod.Scalar": _fmod,
     "remainder.Scalar": _remainder,
 }
+
+
+def _gelu(lowering: Lowering, node: fx.Node) -> Value:
+    """Return x Phi(x), or its form with tanh: one operation, which reads the memory once."""
+    kind = str(node.kwargs.get("approximate", "none"))
+    given = {"approximate": kind} if kind != "none" else {}
+    return lowering.graph.op("Gelu", lowering.value(arguments(node)[0]), **given)
 
 
 def _gelu_gradient(lowering: Lowering, node: fx.Node) -> Value:
@@ -444,6 +445,7 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.pow.Tensor_Tensor": _power,
     "aten.pow.Scalar": _power,
     "aten.div.Tensor_mode": _arithmetic("Div"),
+    "aten.gelu.default": _gelu,
     "aten.gelu_backward.default": _gelu_gradient,
     "aten.hardtanh_backward.default": _hardtanh_gradient,
     "aten.empty_permuted.default": _empty,

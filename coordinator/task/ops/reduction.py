@@ -21,6 +21,7 @@ from fairbed.coordinator.task.lowering import (
     unsupported,
 )
 from fairbed.coordinator.task.ops.elementwise import ALIASES
+from fairbed.coordinator.task.ops.shape import permutation, viewed
 
 
 def _reduce(kind: str) -> Handler:
@@ -80,13 +81,55 @@ def _safe_softmax(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _softmax_backward(lowering: Lowering, node: fx.Node) -> Value:
-    """Return y (g - sum(g y))."""
+    """Return y (g - sum(g y)).
+
+    In attention g = G V^T and the result is O = y V, so the sum is that of G O, which is as wide
+    as a head, and not as long as the sequence.
+
+    Source:
+        Dao et al., NeurIPS 2022 (FlashAttention), appendix B.
+    """
     gradient, result, axis = arguments(node)[:3]
     graph, g, y = lowering.graph, lowering.value(gradient), lowering.value(result)
-    over = graph.ints([axis % max(1, len(shape_of(result)))])
-    weighted = graph.op("Mul", g, y)
-    total = graph.op("ReduceSum", weighted, over, keepdims=1)
-    return graph.op("Sub", weighted, graph.op("Mul", y, total))
+    last = len(shape_of(result)) - 1
+    over = graph.ints([axis % max(1, last + 1)])
+    attended = _attended(gradient, result) if axis % (last + 1) == last else None
+    if attended is None:
+        total = graph.op("ReduceSum", graph.op("Mul", g, y), over, keepdims=1)
+    else:
+        product = graph.op("Mul", *(lowering.value(part) for part in attended))
+        total = graph.op("ReduceSum", product, graph.ints([2]), keepdims=1)
+        rows = [n if isinstance(n, int) else -1 for n in [*shape_of(result)[:-1], 1]]
+        total = graph.op("Reshape", total, graph.ints(rows))
+    return graph.op("Mul", y, graph.op("Sub", g, total))
+
+
+def _attended(gradient: fx.Node, weights: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return G and O of attention weights y, if their gradient is G V^T and O = y V."""
+    of_weights = _shown(gradient)
+    if operation_name(of_weights) != "aten.bmm.default":
+        return None
+    outer, turned = arguments(of_weights)
+    values, axes = permutation(turned)
+    lengths = {str(shape_of(part)[-1]) for part in (of_weights, weights)}
+    if axes != [0, 2, 1] or len(lengths) > 1:
+        return None
+    first = _shown(weights)
+    forms = [first]
+    for form in forms:
+        forms += [user for user in form.users if user not in forms and _shown(user) is first]
+    for product in values.users:
+        is_product = operation_name(product) == "aten.bmm.default"
+        if is_product and product.args[0] in forms and product.args[1] is values:
+            return outer, product
+    return None
+
+
+def _shown(node: fx.Node) -> fx.Node:
+    """Return the value that a chain of views and aliases shows."""
+    while (source := viewed(node)) is not node or operation_name(source) in ALIASES:
+        node = source if source is not node else arguments(source)[0]
+    return node
 
 
 def _argmax(lowering: Lowering, node: fx.Node) -> Value:

@@ -17,6 +17,8 @@ from fairbed.coordinator.task.lowering import (
     unsupported,
 )
 
+_VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+
 
 def _source(node: fx.Node) -> fx.Node:
     source: fx.Node = arguments(node)[0]
@@ -29,7 +31,17 @@ def _view(lowering: Lowering, node: fx.Node) -> Value:
     if len(symbolic) > 1:
         raise unsupported(node, f"must leave one axis to the batch, got {sizes}")
     target = lowering.graph.ints(_target(sizes))
-    return lowering.graph.op("Reshape", lowering.value(_source(node)), target)
+    return lowering.graph.op("Reshape", lowering.value(viewed(_source(node))), target)
+
+
+def viewed(node: fx.Node) -> fx.Node:
+    """Return the value of which a chain of views shows all numbers in their order."""
+    while operation_name(node) in _VIEWS or (
+        operation_name(node) == "aten.expand.default"
+        and [str(n) for n in shape_of(node)] == [str(n) for n in shape_of(_source(node))]
+    ):
+        node = _source(node)
+    return node
 
 
 def permutation(node: fx.Node) -> tuple[fx.Node, list[int]]:
@@ -141,9 +153,7 @@ def _scalar(kind: str) -> Handler:
 
 
 OPERATIONS: Mapping[str, Handler] = {
-    "aten.view.default": _view,
-    "aten._unsafe_view.default": _view,
-    "aten.reshape.default": _view,
+    **dict.fromkeys(_VIEWS, _view),
     "aten.permute.default": _permute,
     "aten.unsqueeze.default": _unsqueeze,
     "aten.squeeze.dims": _squeeze,

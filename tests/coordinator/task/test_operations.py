@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
 pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
 
+import onnx
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,6 +18,7 @@ from torch.nn import functional
 from fairbed.coordinator.task import lowering
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.coordinator.task.export import export_task
+from fairbed.coordinator.task.ops import convolution
 from fairbed.coordinator.task.ops.recurrent import WIDE
 from fairbed.device_agent.engines.base import self_check
 from fairbed.device_agent.engines.onnx import OnnxEngine
@@ -75,6 +77,49 @@ class OneStep(States):
         return super().forward(x[:, :1])
 
 
+class Attending(nn.Module):
+    """Attention of the positions of a line to each other.
+
+    Args:
+        mask: Of attention; with three axes one for each head of each example.
+        is_causal: The hint of torch that the mask is causal.
+        padded: Positions at the end that are padding.
+        named: Of the layer.
+    """
+
+    def __init__(
+        self,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        padded: int = 0,
+        **named: bool,
+    ) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(4, 2, **{"batch_first": True, **named})
+        self.mask, self.is_causal = mask, is_causal
+        self.padded = padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.transpose(1, 2) if self.layer.batch_first else x.permute(2, 0, 1)
+        mask = self.mask
+        if mask is not None and mask.dim() == 3:
+            mask = mask.repeat(x.shape[0], 1, 1)
+        length = x.shape[2]
+        padding = torch.arange(length).expand(x.shape[0], -1) >= length - self.padded
+        y: Tensor = self.layer(
+            *[h] * 3,
+            attn_mask=mask,
+            is_causal=self.is_causal,
+            key_padding_mask=padding if self.padded else None,
+            need_weights=False,
+        )[0]
+        return y if self.layer.batch_first else y.transpose(0, 1)
+
+
+LATER = torch.ones(12, 12, dtype=torch.bool).triu(1)
+
+
 class Cells(nn.Module):
     """The last state of a cell that reads the steps of lines one by one."""
 
@@ -115,6 +160,8 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             nn.Conv2d(4, 8, 3, padding=1, groups=4),
             nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=4),
             nn.Conv2d(4, 4, (5, 3), padding=(2, 1), stride=(2, 1), groups=4),
+            nn.Conv2d(4, 4, (7, 2), padding=(6, 1), dilation=(2, 1), groups=4),
+            nn.Conv2d(4, 8, 3, padding=1, stride=3, groups=4),
             nn.Conv2d(4, 5, 1),
             nn.Conv2d(4, 5, 1, stride=2),
             nn.Conv2d(4, 5, 1, padding=1),
@@ -141,6 +188,20 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
             lambda x: functional.scaled_dot_product_attention(
                 x, x, x, torch.arange(8).unsqueeze(1) > torch.arange(8)
             ),
+        ],
+    ),
+    "attention": (
+        lines,
+        LINE,
+        [
+            Attending(),
+            Attending(LATER, bias=False, batch_first=False),
+            Attending(LATER, is_causal=True, padded=3),
+            Attending(torch.linspace(-1.0, 1.0, 288).view(2, 12, 12)),
+            Attending(padded=12),
+            Attending(add_bias_kv=True),
+            lambda x: functional.scaled_dot_product_attention(x, x, x[:, :, :7], scale=0.3),
+            lambda x: functional.scaled_dot_product_attention(x, x, x, is_causal=True),
         ],
     ),
     "convolutions of lines": (
@@ -366,6 +427,30 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
     ),
 }
 
+JOINED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] = {
+    "pictures": (
+        pictures,
+        PICTURE,
+        [
+            nn.Conv2d(4, 5, 3, padding=1),
+            nn.Conv2d(4, 5, 3, bias=False),
+            nn.Conv2d(4, 5, 4, padding=1),
+            nn.Conv2d(4, 5, 3, padding=2, dilation=2),
+            nn.Conv2d(4, 5, 3, padding=1, stride=2),
+            nn.Conv2d(4, 5, 2, stride=3),
+            nn.Conv2d(4, 5, (5, 3), padding=(2, 1), stride=(2, 1)),
+            nn.Conv2d(4, 5, (2, 3), padding=(1, 0), stride=(3, 2), dilation=(2, 1)),
+            nn.Conv2d(4, 5, 1, stride=2),
+        ],
+    ),
+    "lines": (
+        lines,
+        LINE,
+        [nn.Conv1d(4, 5, 3, padding=1), nn.Conv1d(4, 5, 4, stride=3, padding=2, dilation=2)],
+    ),
+}
+"""Convolutions whose input gradient, and with stride 1 also the result, joins the pictures."""
+
 
 @pytest.mark.filterwarnings("ignore:Using padding=:UserWarning")
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
@@ -375,6 +460,28 @@ def test_operations_are_exact_and_run_on_the_device_engine(name: str) -> None:
     stem, x_shape, parts = GROUPS[name]
     artifact = export_task(Parts(stem(), x_shape, *parts), "test", "test", x_shape, 3)
     self_check(OnnxEngine(artifact))
+
+
+def joined_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every dense convolution read all pictures as one."""
+    for limit in ("JOINED_PAIRS", "JOINED_FORWARD_PAIRS"):
+        monkeypatch.setattr(convolution, limit, 1)
+    for limit in ("JOINED_POSITIONS", "JOINED_FORWARD_POSITIONS"):
+        monkeypatch.setattr(convolution, limit, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["pictures", "lines"])
+def test_joined_pictures_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined_everywhere(monkeypatch)
+    stem, x_shape, parts = JOINED[name]
+    torch.manual_seed(1)
+    artifact = export_task(Parts(stem(), x_shape, *parts), "test", "test", x_shape, 3)
+    self_check(OnnxEngine(artifact))
+    graph = onnx.load_model_from_string(artifact.train).graph
+    kinds = [node.op_type for node in graph.node]
+    assert kinds.count("Pad") >= len(parts), "rows of zeros part the pictures"
 
 
 class Counting(nn.Module):

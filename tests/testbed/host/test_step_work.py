@@ -75,6 +75,23 @@ def test_a_module_is_counted_like_a_graph() -> None:
 
 @pytest.mark.slow
 @pytest.mark.full
+def test_zeros_between_joined_pictures_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from fairbed.coordinator.task.export import export_task
+    from tests.coordinator.task.test_operations import joined_everywhere
+
+    joined_everywhere(monkeypatch)
+    layers = [torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.Conv2d(4, 6, 3, padding=1)]
+    layers += [torch.nn.Conv2d(6, 8, 3, stride=2, padding=1), torch.nn.Flatten()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(8 * 9, 3))
+    artifact = export_task(model, "test", "test", (2, 6, 6), 3)
+    first, second, third = 36 * 9 * 2 * 4, 36 * 9 * 4 * 6, 9 * 9 * 6 * 8
+    assert counted(step_work(artifact)).conv_flops == 2 * (2 * first + 3 * second + 3 * third)
+    assert counted(evaluation_work(artifact)).conv_flops == 2 * (first + second + third)
+
+
+@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", COUNTED_TWICE)
 def test_a_graph_has_the_operations_that_torch_counts(name: str) -> None:
     torch = pytest.importorskip("torch")
