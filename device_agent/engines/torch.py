@@ -4,6 +4,7 @@ The only module of the agent that imports torch; it is imported for a task that 
 earlier.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -72,6 +73,12 @@ class TorchEngine:
     def name(self) -> str:
         """Engine and version, for messages."""
         return f"torch {torch.__version__}"
+
+    def of_length(self, artifact: Artifact) -> "TorchEngine":
+        """Return the engine of a shorter length of the task, with the same module and memory."""
+        other = copy.copy(self)
+        other.spec = artifact.spec
+        return other
 
     def running_s(self) -> float:
         """Return 0: a step is not watched, as the owner of the device allowed its code."""
