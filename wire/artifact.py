@@ -31,6 +31,9 @@ from fairbed.wire.preparation import Preparation
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
+MAX_COUNTED = 256
+"""Most classes at positions that are counted one by one: more are words, not kinds of things."""
+
 MAX_CLASSES = 1 << 20
 """Most classes that have labels; more labels of a data set are identifiers, not classes."""
 
@@ -201,6 +204,12 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return not self.y_shape and (self.kind == "regression" or self.classes == 2)
 
     @property
+    def counts_classes(self) -> bool:
+        """An evaluation counts the positions of each class."""
+        is_classes = self.kind in ("classification", "binary")
+        return is_classes and bool(self.y_shape) and self.classes <= MAX_COUNTED
+
+    @property
     def y_dtype(self) -> Literal["float32", "int64"]:
         """Type of the targets."""
         return "float32" if self.kind == "regression" else "int64"
@@ -217,6 +226,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         counts = ["correct_sum", *(["exact_sum"] if self.y_shape else [])]
         if self.kind == "regression":
             counts = ["absolute_sum"] if self.y_shape else []
+        counts += ["class_counts"] if self.counts_classes else []
         return ["loss_sum", *counts, *(["scores"] if self.is_scored else [])]
 
     def __post_init__(self) -> None:
@@ -300,7 +310,7 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """How files of text, pictures with masks or audio become x and y; None for other data."""
     is_autoencoder: bool = False
     """y are x: own data of a device need no labels."""
-    shorter: tuple["Artifact", ...] = ()
+    shorter: Annotated[tuple["Artifact", ...], Meta(max_length=MAX_BUCKETS)] = ()
     """The task for each of `TaskSpec.buckets` but the last: its own graphs, masks and self-check,
     with the same layout. All other fields are those of this task."""
 

@@ -191,7 +191,7 @@ def _evaluation_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSp
             name,
             lowering.value(node),
             ELEMENT_TYPES[dtype_of(node)],
-            (BATCH, *spec.y_shape) if name == "scores" else (),
+            {"scores": (BATCH, *spec.y_shape), "class_counts": (3, spec.classes)}.get(name, ()),
         )
         for name, node in results
     ]

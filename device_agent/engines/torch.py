@@ -154,12 +154,19 @@ class TorchEngine:
             found = torch.full_like(target, torch.nan)  # equals no number
         hits = found == target
         exact = (hits | (target < 0)).flatten(1).all(1) if spec.y_shape else hits[:0]
+        counts = None
+        if spec.counts_classes:
+            is_labelled = target >= 0
+            kinds = target[hits], found[is_labelled], target[is_labelled]
+            of_each = [torch.bincount(kind, minlength=spec.classes) for kind in kinds]
+            counts = torch.stack(of_each).numpy()
         return Evaluation(
             loss_sum,
             int(hits.sum()),
             None if scores is None else scores.numpy(),
             int(exact.sum()) if spec.kind != "regression" else 0,
             absolute_sum,
+            counts,
         )
 
     def _bind(self) -> None:
