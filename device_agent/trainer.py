@@ -17,6 +17,7 @@ from fairbed.wire.buckets import buckets_of, cut_batches
 from fairbed.wire.evaluation import Evaluation, Quality, Targets, positions_of, unlabelled
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.preparation import PADDING
 from fairbed.wire.scale import scale_of, unscaled
 from fairbed.wire.tensors import batch_text
 
@@ -458,6 +459,11 @@ def check_tokens(spec: TaskSpec, x: NDArray[Any], name: str = "data") -> None:
         raise ValueError(
             f"{name}: every token must be in 0..{spec.x_classes - 1}, the vocabulary of "
             f"{spec.name}, got {x.min()}..{x.max()}; number the tokens as the data of the run do"
+        )
+    if spec.buckets and (is_empty := (x == PADDING).reshape(len(x), -1).all(axis=1)).any():
+        raise ValueError(
+            f"{name}: every sequence must have a token, got padding alone (token {PADDING}) in "
+            f"example {int(is_empty.argmax())}; leave it out"
         )
 
 

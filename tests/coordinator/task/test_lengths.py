@@ -221,6 +221,16 @@ def test_masks_of_dropout_are_those_of_each_length() -> None:
 
 
 @pytest.mark.full
+def test_own_data_of_a_device_must_have_a_token_in_each_sequence() -> None:
+    task = task_of("recurrent")
+    x, _ = examples(task, 5)
+    trainer.check_tokens(task.spec, x)
+    x[3] = 0
+    with pytest.raises(ValueError, match=r"^data: every sequence must have a token, got .* in exa"):
+        trainer.check_tokens(task.spec, x)
+
+
+@pytest.mark.full
 def test_a_model_that_sees_padding_is_named() -> None:
     [remark] = task_of("unmasked", "torch").remarks
     assert "outputs must not depend on padding" in remark
