@@ -264,7 +264,9 @@ def class_accuracies(counts: ClassCounts) -> NDArray[np.float64]:
 
 def _ratios(part: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return part / of; NaN where `of` is 0."""
-    return np.divide(part, of, out=np.full(len(of), np.nan), where=of > 0)
+    ratios = np.full(len(of), np.nan)
+    np.divide(part, of, out=ratios, where=of > 0)
+    return ratios
 
 
 def mean_defined(values: NDArray[np.float64]) -> float | None:
