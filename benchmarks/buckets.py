@@ -80,7 +80,8 @@ class Causal(nn.Module):
         h = self.tokens(x) + self.places[:length]
         for mix, body in zip(self.mixing, self.bodies, strict=True):
             parts = mix(h).view(n, length, 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
-            mixed = functional.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+            q, k, v = parts.unbind(0)
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             h = h + mixed.transpose(1, 2).reshape(n, length, WIDTH)
             h = h + body(h)
         y: torch.Tensor = self.last(h)
