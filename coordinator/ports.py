@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.wire.evaluation import Quality, Scores, Targets
+from fairbed.wire.evaluation import ClassCounts, Quality, Scores, Spread, Targets
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from fairbed.wire.shard import Shard
 
@@ -77,6 +77,11 @@ class Score:
     evaluated it."""
     predictions: Predictions | None = field(default=None, compare=False, repr=False)
     """Of the examples; None if the device evaluated it, and for three classes or more."""
+    class_counts: ClassCounts | None = field(default=None, compare=False, repr=False)
+    """Of classes at positions; None if the device evaluated it, and for other tasks."""
+    spread: Spread | None = field(default=None, compare=False, repr=False)
+    """Of the targets of regression at positions; None if the device evaluated it, and for others.
+    """
 
     @property
     def positions(self) -> int:

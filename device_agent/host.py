@@ -31,8 +31,13 @@ class Clock(Protocol):
 class Meter(Protocol):
     """Counts the work of a compute section."""
 
-    def step(self, n_examples: int) -> None:
-        """Count one unit of work (a mini-batch); an emulated host sleeps here."""
+    def step(self, n_examples: int, length: int | None = None) -> None:
+        """Count one unit of work (a mini-batch); an emulated host sleeps here.
+
+        Args:
+            n_examples: Examples that were computed at once.
+            length: Their padded length, for a task with buckets (`wire.buckets`).
+        """
         ...
 
     def read(self, n_bytes: int) -> None:
@@ -201,7 +206,7 @@ class UnlimitedPace:
 
 
 class _NullMeter:
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

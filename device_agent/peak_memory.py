@@ -16,7 +16,7 @@ import numpy as np
 
 import fairbed.device_agent.cli  # noqa: F401  # the modules of an agent
 from fairbed.device_agent import trainer
-from fairbed.device_agent.engines.base import self_check
+from fairbed.device_agent.engines.base import BucketEngine, self_check
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.memory import release_memory, share_one_heap, trim_heap
 from fairbed.wire.artifact import decode_artifact, initial_vector
@@ -46,7 +46,7 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _NoMeter:
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:
@@ -98,6 +98,10 @@ def work(request: Request, n: int) -> Peaks:
         micro_batch=n if has_parts else None,
     )
     start = vector_from_bytes(received, spec.layout.n_values)
+    shorter = engine.engines.values() if isinstance(engine, BucketEngine) else ()
+    for each in [*shorter][:-1]:  # each length keeps the memory of its own steps
+        cut = x[:, : each.spec.x_shape[0]], y[:, : each.spec.y_shape[0]] if each.spec.y_shape else y
+        trainer.train(each, start, *cut, hyperparameters, 0, _NoMeter(), lambda: False)
     trained = trainer.train(engine, start, x, y, hyperparameters, 0, _NoMeter(), lambda: False)
     vector_to_bytes(trained.vector)
     return Peaks(check=check, train=peak_resident_bytes())

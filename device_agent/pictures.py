@@ -44,6 +44,8 @@ class Pictures:
     without a label, shape (n, height, width)."""
     notes: tuple[str, ...]
     """Lines about files that are left out."""
+    users: NDArray[np.str_] | None = None
+    """User of each, shape (n,): the folder in `images` and `masks`; None: there are none."""
 
 
 def read_pictures(
@@ -75,6 +77,8 @@ def read_masked(
 ) -> Pictures:
     """Return the pictures of the folder `images`, and the masks of equal name in `masks`.
 
+    Both may have a folder for each user instead, with the files of the user.
+
     A mask has the size of its picture, and one channel: the value of a pixel, or its place in a
     palette, is its class. Nothing is scaled.
 
@@ -92,6 +96,13 @@ def read_masked(
 
     images, notes = _by_stem(folder, IMAGES, SUFFIXES["pictures"])
     masks, more = _by_stem(folder, MASKS, (".png",))
+    with_users = {"/" in stem for stem in (*images, *masks)}
+    if len(with_users) > 1:
+        raise FolderError(
+            folder,
+            f"{IMAGES} and {MASKS} must have files, or a folder for each user, got both",
+            "move the files into the folder of a user",
+        )
     for stem in sorted(images.keys() ^ masks.keys()):
         has, lacks = (IMAGES, MASKS) if stem in images else (MASKS, IMAGES)
         raise FolderError(
@@ -108,21 +119,29 @@ def read_masked(
     y = np.empty((len(x), *x.shape[2:]), np.int64)
     for row, (image, mask) in enumerate(pairs):
         y[row] = _mask(mask, image, x.shape[2:], preparation.no_label)
-    return Pictures(x, y, (*notes, *more))
+    users = np.array([stem.partition("/")[0] for stem in sorted(images)])
+    return Pictures(x, y, (*notes, *more), users if True in with_users else None)
 
 
 def _by_stem(
     folder: Path, name: str, suffixes: tuple[str, ...]
 ) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """Return the files of one of the two folders by their names without suffix, and notes."""
-    inner = entries_of(folder / name, "masks")
+    """Return the files of one of the two folders by their names without suffix, and notes.
+
+    The name of a file in the folder of a user begins with that of the user: `USER/NAME`.
+    """
+    inner, users = list[Path](), dict[Path, str]()
+    for entry in entries_of(folder / name, "masks"):
+        of_user = entries_of(entry, "masks") if entry.is_dir() else [entry]
+        users |= {path: f"{entry.name}/" for path in of_user if path != entry}
+        inner += [path for path in of_user if path.is_file()]
     found = [path for path in inner if path.suffix.lower() in suffixes]
     if not found:
         listed = " or ".join(suffixes)
         raise FolderError(folder / name, f"must hold {listed} files, got none", "add them")
     by_stem: dict[str, Path] = {}
     for path in found:
-        other = by_stem.setdefault(path.stem, path)
+        other = by_stem.setdefault(users.get(path, "") + path.stem, path)
         if other != path:
             raise FolderError(
                 path, f"must be the only one of its name, got {other.name}, too", "remove one"

@@ -13,9 +13,11 @@ from fairbed.device_agent.engines.base import Engine, Examples, parts
 from fairbed.device_agent.host import Meter
 from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
 from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.buckets import buckets_of, cut_batches
 from fairbed.wire.evaluation import Evaluation, Quality, Targets, positions_of, unlabelled
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.preparation import PADDING
 from fairbed.wire.scale import scale_of, unscaled
 from fairbed.wire.tensors import batch_text
 
@@ -82,7 +84,8 @@ def train(
         v = momentum v + g + weight_decay w        v = 0 at the start of each round
         w = w - learning_rate v
 
-    Every epoch visits all examples in a new random order; its last mini-batch may be smaller.
+    Every epoch visits all examples in a new random order; one mini-batch may be smaller. Sequences
+    of tokens with several padded lengths come in mini-batches of about equal ones (`wire.buckets`).
     All terms act on parameters; the engine updates the buffers. The anchor of a value that the
     device keeps for itself (`Layout.local`) is its value before the first step. With `micro_batch`
     the engine computes a mini-batch in parts, which bounds its memory; all else sees whole
@@ -122,7 +125,8 @@ def train(
     descent = Descent(work[:n_params], hyperparameters, w_t[:n_params], rule, vectors)
     limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
     steps, loss_sum, seen = 0, 0.0, 0
-    for is_first, batch in mini_batches(len(y), hyperparameters, seed):
+    buckets = buckets_of(engine.spec, x, y)
+    for is_first, batch in mini_batches(len(y), hyperparameters, seed, buckets):
         if (limit is not None and steps >= limit) or should_stop():
             break
         if is_first:
@@ -137,8 +141,9 @@ def train(
             gradient_at = partial(_gradient_at, engine, work, mini_batch, gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient)
+        length = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
-            meter.step(part.stop - part.start)
+            meter.step(part.stop - part.start, length)
         positions = int(counts[batch].sum())
         loss_sum += loss * positions
         seen += positions
@@ -184,7 +189,7 @@ def evaluate(
         vector: The model w, shape (n_values,).
         x: Examples, shape (n, *x_shape).
         y: Targets, shape (n, *y_shape).
-        meter: Counts every `EVALUATION_BATCH` examples.
+        meter: Counts every `EVALUATION_BATCH` examples, of one length each.
 
     Raises:
         ValueError: There are no examples, or a target does not fit the task.
@@ -192,10 +197,13 @@ def evaluate(
     """
     check_targets(engine.spec, y)
     parts = list[Evaluation]()
-    for start in range(0, len(y), EVALUATION_BATCH):
-        batch = slice(start, start + EVALUATION_BATCH)
+    buckets = buckets_of(engine.spec, x, y)
+    if buckets is not None:
+        order = np.argsort(buckets, kind="stable")
+        x, y, buckets = x[order], y[order], buckets[order]
+    for batch, length in _evaluation_batches(len(y), buckets):
         parts.append(engine.evaluate(vector, x[batch], y[batch]))
-        meter.step(len(y[batch]))
+        meter.step(len(y[batch]), length)
     found = Evaluation.pooled(parts)
     if not np.isfinite(found.loss_sum):
         remedy = unscaled(scale_of(x)) or "lower learning_rate"
@@ -203,6 +211,19 @@ def evaluate(
             f"evaluation: the loss must be finite, got {found.loss_sum}; {remedy}"
         )
     return found.loss_sum / int(positions_of(y).sum()), Quality.of(y, found)
+
+
+def _evaluation_batches(
+    n: int, buckets: NDArray[np.int64] | None
+) -> Iterator[tuple[slice, int | None]]:
+    """Yield the batches of an evaluation with their length; buckets, shape (n,), ascend."""
+    ends = [n] if buckets is None else [*(np.flatnonzero(np.diff(buckets)) + 1).tolist(), n]
+    first = 0
+    for end in ends:
+        length = None if buckets is None else int(buckets[first])
+        for start in range(first, end, EVALUATION_BATCH):
+            yield slice(start, min(start + EVALUATION_BATCH, end)), length
+        first = end
 
 
 class Descent:
@@ -343,17 +364,26 @@ class Descent:
 
 
 def mini_batches(
-    n: int, hyperparameters: Hyperparameters, seed: int
+    n: int,
+    hyperparameters: Hyperparameters,
+    seed: int,
+    buckets: NDArray[np.int64] | None = None,
 ) -> Iterator[tuple[bool, NDArray[np.int64]]]:
     """Yield whether a mini-batch is the first of its epoch, and its indices, shape (B,).
 
-    Every epoch visits all `n` examples in a new random order; its last mini-batch may be smaller.
+    Every epoch visits all `n` examples in a new random order; one mini-batch may be smaller.
+
+    Args:
+        n: Number of examples.
+        hyperparameters: Epochs and batch size.
+        seed: Seed of the orders.
+        buckets: Bucket of each example, shape (n,), as for `wire.buckets.cut_batches`.
     """
     orders = EpochOrders()
     for epoch in range(hyperparameters.epochs):
         order = orders.draw(seed, epoch, n)
-        for start in range(0, n, hyperparameters.batch_size):
-            yield start == 0, order[start : start + hyperparameters.batch_size]
+        for at, batch in enumerate(cut_batches(order, buckets, hyperparameters.batch_size)):
+            yield at == 0, batch
 
 
 class EpochOrders:
@@ -429,6 +459,11 @@ def check_tokens(spec: TaskSpec, x: NDArray[Any], name: str = "data") -> None:
         raise ValueError(
             f"{name}: every token must be in 0..{spec.x_classes - 1}, the vocabulary of "
             f"{spec.name}, got {x.min()}..{x.max()}; number the tokens as the data of the run do"
+        )
+    if spec.buckets and (is_empty := (x == PADDING).reshape(len(x), -1).all(axis=1)).any():
+        raise ValueError(
+            f"{name}: every sequence must have a token, got padding alone (token {PADDING}) in "
+            f"example {int(is_empty.argmax())}; leave it out"
         )
 
 

@@ -136,8 +136,8 @@ class _StoppableMeter:
         self.inner = meter
         self._should_stop = should_stop
 
-    def step(self, n_examples: int) -> None:
-        self.inner.step(n_examples)
+    def step(self, n_examples: int, length: int | None = None) -> None:
+        self.inner.step(n_examples, length)
         if self._should_stop():
             raise _RoundStopped
 
@@ -337,7 +337,8 @@ class TrainingWork:
             engine = self._opened(artifact)
             self_check(engine)
         except EngineError as exc:
-            if not self._optimised.forget(artifact.train):
+            graphs = [task.train for task in (*artifact.shorter, artifact)]
+            if not any([self._optimised.forget(graph) for graph in graphs]):
                 raise
             _log.warning("engine: the optimised graph is made again: %s", exc)
             engine = self._opened(artifact)

@@ -31,13 +31,20 @@ from fairbed.wire.preparation import Preparation
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
 
+MAX_COUNTED = 256
+"""Most classes at positions that are counted one by one: more are words, not kinds of things."""
+
 MAX_CLASSES = 1 << 20
 """Most classes that have labels; more labels of a data set are identifiers, not classes."""
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Label = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 TensorBytes = Annotated[bytes, Meta(max_length=MAX_VECTOR_BYTES)]
+Length = Annotated[int, Meta(ge=1, le=1 << 31)]
 MAX_REMARKS = 64
+MAX_BUCKETS = 32
+"""Most lengths to which sequences are padded: each has graphs of its own."""
+
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
@@ -65,7 +72,8 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Inputs: `rng = np.random.Generator(np.random.PCG64(seed))`; the vector is
     `0.1 * rng.standard_normal(n_values)` (buffers: their absolute value plus 0.5); x is
-    `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`);
+    `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`, and
+    the first of an example is at least 1, as 0 may be masked padding);
     y is `rng.integers(0, classes, (batch, *y_shape))` (multi-label: of 2), for regression
     `rng.standard_normal((batch, *y_shape))`; drawn in this order, then cast to float32 / int64.
     Classes at positions lose their label (-1) where `rng.random((batch, *y_shape)) < 0.25`, but not
@@ -136,6 +144,10 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[tuple[RandomMask, ...], Meta(min_length=1, max_length=MAX_MASKS)] | UnsetType
     ) = UNSET
     """See `masks`; left out if there are none."""
+    lengths: (
+        Annotated[tuple[Length, ...], Meta(min_length=2, max_length=MAX_BUCKETS)] | UnsetType
+    ) = UNSET
+    """See `buckets`; left out if there is one length."""
 
     @property
     def masks(self) -> tuple[RandomMask, ...]:
@@ -156,6 +168,30 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return () if self.positions is UNSET else self.positions
 
     @property
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths to which sequences of tokens are padded (`wire.buckets`), ascending.
+
+        The last is that of x_shape; empty if all have that one.
+        """
+        return () if self.lengths is UNSET else self.lengths
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Each token of x has a class, so that y is as long as x."""
+        is_classes = self.kind in ("classification", "binary")
+        return is_classes and bool(self.y_shape) and self.y_shape[:1] == self.x_shape[:1]
+
+    def of_length(self, length: int) -> "TaskSpec":
+        """Return the task for sequences of another length, without buckets of its own."""
+        y_shape = (length, *self.y_shape[1:]) if self.labels_tokens else self.y_shape
+        return msgspec.structs.replace(
+            self,
+            x_shape=(length, *self.x_shape[1:]),
+            positions=y_shape or UNSET,
+            lengths=UNSET,
+        )
+
+    @property
     def predicted(self) -> Predicted:
         """What the model predicts, for the reports of devices."""
         return Predicted(self.kind, self.y_shape)
@@ -168,9 +204,21 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return not self.y_shape and (self.kind == "regression" or self.classes == 2)
 
     @property
+    def counts_classes(self) -> bool:
+        """An evaluation counts the positions of each class."""
+        is_classes = self.kind in ("classification", "binary")
+        return is_classes and bool(self.y_shape) and self.classes <= MAX_COUNTED
+
+    @property
     def y_dtype(self) -> Literal["float32", "int64"]:
         """Type of the targets."""
         return "float32" if self.kind == "regression" else "int64"
+
+    @property
+    def example_bytes(self) -> int:
+        """Size of one example with its targets in the memory of a device."""
+        sizes = (np.dtype(self.x_dtype).itemsize, np.dtype(self.y_dtype).itemsize)
+        return sizes[0] * math.prod(self.x_shape) + sizes[1] * math.prod(self.y_shape)
 
     @property
     def evaluation_outputs(self) -> list[str]:
@@ -178,6 +226,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         counts = ["correct_sum", *(["exact_sum"] if self.y_shape else [])]
         if self.kind == "regression":
             counts = ["absolute_sum"] if self.y_shape else []
+        counts += ["class_counts"] if self.counts_classes else []
         return ["loss_sum", *counts, *(["scores"] if self.is_scored else [])]
 
     def __post_init__(self) -> None:
@@ -196,6 +245,13 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if (self.x_classes > 0) != (self.x_dtype == "int64"):
             raise ValueError(
                 f"x_classes must be positive for int64 x and 0 otherwise, got {self.x_classes}"
+            )
+        if (ends := self.buckets) and (
+            self.x_dtype != "int64" or ends[-1:] != self.x_shape[:1] or sorted(set(ends)) != [*ends]
+        ):
+            raise ValueError(
+                f"lengths must increase up to that of int64 x, got {list(ends)} for "
+                f"{self.x_dtype} x of shape {self.x_shape}"
             )
 
 
@@ -254,8 +310,21 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """How files of text, pictures with masks or audio become x and y; None for other data."""
     is_autoencoder: bool = False
     """y are x: own data of a device need no labels."""
+    shorter: Annotated[tuple["Artifact", ...], Meta(max_length=MAX_BUCKETS)] = ()
+    """The task for each of `TaskSpec.buckets` but the last: its own graphs, masks and self-check,
+    with the same layout. All other fields are those of this task."""
 
     def __post_init__(self) -> None:
+        if len(self.shorter) != len(self.spec.buckets[:-1]):
+            raise ValueError(
+                f"shorter must have a task for each of the lengths {self.spec.buckets[:-1]}, got "
+                f"{len(self.shorter)}"
+            )
+        for length, each in zip(self.spec.buckets, self.shorter, strict=False):
+            of = self.spec.of_length(length)
+            wanted = of.layout, of.x_shape, of.y_shape, of.kind
+            if wanted != (each.spec.layout, each.spec.x_shape, each.spec.y_shape, each.spec.kind):
+                raise ValueError(f"shorter must have the task for {length} tokens, got another one")
         if self.module is not None and (self.train or self.evaluate):
             raise ValueError("train and evaluate must be empty with a module")
         names = self.labels

@@ -2,6 +2,8 @@
 
     classification    correct: positions whose largest logit is that of their label
     two classes       also AUROC, the area under the receiver operating characteristic curve
+    classes at        also the intersection over union and the accuracy of each class, and their
+    positions         means, up to `wire.artifact.MAX_COUNTED` classes
     multi-label       correct labels, and the mean of the AUROC of each label
     regression        mean absolute error and R2, the coefficient of determination
 
@@ -21,6 +23,10 @@ from numpy.typing import NDArray
 Targets: TypeAlias = NDArray[np.int64] | NDArray[np.float32]
 """What a model shall predict, shape (n, *y_shape): classes, int64, or numbers, float32, for
 regression. With a y_shape, a class of -1 is a position without a label."""
+
+ClassCounts: TypeAlias = NDArray[np.int64]
+"""Positions of each class that are right, that are predicted so, and that have it as label, shape
+(3, classes): those of batches and devices add up."""
 
 Scores: TypeAlias = NDArray[np.float32]
 """One number per target, in its shape: the prediction, z_1 - z_0 of two logits, or the logit of a
@@ -62,6 +68,8 @@ class Evaluation(NamedTuple):
     """Examples that are classified correctly at all positions; 0 with one position each."""
     absolute_sum: float = 0.0
     """Sum of |y - prediction| over the positions of regression; 0 with one position each."""
+    class_counts: ClassCounts | None = None
+    """None unless `TaskSpec.counts_classes`."""
 
     @classmethod
     def of_outputs(cls, found: Mapping[str, Any]) -> "Evaluation":
@@ -72,18 +80,21 @@ class Evaluation(NamedTuple):
             scores=found.get("scores"),
             exact=int(found.get("exact_sum", 0)),
             absolute_sum=float(found.get("absolute_sum", 0.0)),
+            class_counts=found.get("class_counts"),
         )
 
     @classmethod
     def pooled(cls, parts: Sequence["Evaluation"]) -> "Evaluation":
         """Return the evaluation of all examples; without scores if a part has none."""
         scores = [part.scores for part in parts if part.scores is not None]
+        counts = [part.class_counts for part in parts if part.class_counts is not None]
         return cls(
             loss_sum=sum((part.loss_sum for part in parts), 0.0),
             correct=sum(part.correct for part in parts),
             scores=np.concatenate(scores) if scores and len(scores) == len(parts) else None,
             exact=sum(part.exact for part in parts),
             absolute_sum=sum((part.absolute_sum for part in parts), 0.0),
+            class_counts=np.sum(counts, axis=0) if counts else None,
         )
 
 
@@ -103,6 +114,10 @@ class Quality:
     """Positions with a target; None with one each, so that examples count."""
     exact: int | None = None
     """Examples that are classified correctly at all positions; None with one position each."""
+    iou: float | None = None
+    """Intersection over union, the mean of the classes that are a label or predicted somewhere."""
+    class_accuracy: float | None = None
+    """Accuracy of the positions of each class, the mean of the classes that are a label."""
 
     @classmethod
     def of(cls, y: Targets, found: Evaluation) -> "Quality":
@@ -117,7 +132,15 @@ class Quality:
         if y.dtype.kind != "f":
             exact = None if y.ndim == 1 else found.exact
             area = None if scores is None else auroc(y, scores)
-            return cls(correct=found.correct, auroc=area, positions=positions, exact=exact)
+            counts = found.class_counts
+            return cls(
+                correct=found.correct,
+                auroc=area,
+                positions=positions,
+                exact=exact,
+                iou=None if counts is None else mean_defined(class_ious(counts)),
+                class_accuracy=None if counts is None else mean_defined(class_accuracies(counts)),
+            )
         if scores is not None:
             return cls(mae=mean_absolute_error(y, scores), r2=r_squared(y, scores))
         mean = found.absolute_sum / y.size
@@ -174,7 +197,17 @@ class Measured(Protocol):
 
     @property
     def exact(self) -> int | None:
-        """Only for classes at several positions."""
+        """Only for classes at several positions; likewise the next two."""
+        ...
+
+    @property
+    def iou(self) -> float | None:
+        """None also for many classes."""
+        ...
+
+    @property
+    def class_accuracy(self) -> float | None:
+        """As the one before."""
         ...
 
 
@@ -202,7 +235,44 @@ def quality_in(task: Predicted, found: Measured) -> Quality:
         return Quality(mae=found.mae, r2=found.r2, positions=found.positions)
     exact = found.exact if task.y_shape else None
     positions = found.positions
-    return Quality(correct=found.correct, auroc=found.auroc, positions=positions, exact=exact)
+    return Quality(
+        correct=found.correct,
+        auroc=found.auroc,
+        positions=positions,
+        exact=exact,
+        iou=found.iou if task.y_shape else None,
+        class_accuracy=found.class_accuracy if task.y_shape else None,
+    )
+
+
+def class_ious(counts: ClassCounts) -> NDArray[np.float64]:
+    """Return the intersection over union of each class, shape (classes,).
+
+        IoU_c = right_c / (predicted_c + labelled_c - right_c), NaN if the class is neither
+
+    Source:
+        Everingham et al., IJCV 88 (2010), section 4.3 (segmentation accuracy).
+    """
+    right, predicted, labelled = counts
+    return _ratios(right, predicted + labelled - right)
+
+
+def class_accuracies(counts: ClassCounts) -> NDArray[np.float64]:
+    """Return the share of right positions of each class, shape (classes,); NaN without labels."""
+    return _ratios(counts[0], counts[2])
+
+
+def _ratios(part: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return part / of; NaN where `of` is 0."""
+    ratios = np.full(len(of), np.nan)
+    np.divide(part, of, out=ratios, where=of > 0)
+    return ratios
+
+
+def mean_defined(values: NDArray[np.float64]) -> float | None:
+    """Return the mean of the values that are not NaN; None if all are."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def auroc(y: Targets, scores: Scores) -> float | None:
@@ -259,7 +329,43 @@ def r_squared(y: Targets, predictions: Scores) -> float | None:
 
 def _r_squared(y: Targets, error: float) -> float | None:
     """Return R2 of targets of any shape, given the sum of the squared errors."""
-    targets = y.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        spread = float(np.square(targets - targets.mean()).sum())
-    return 1.0 - error / spread if spread > 0.0 and math.isfinite(error) else None
+    return Spread.of(y).r_squared(error)
+
+
+class Spread(NamedTuple):
+    """Squared deviations of targets from the mean of each output; those of devices can be joined.
+
+    R2 of several outputs is 1 minus the errors of all of them divided by all these deviations: each
+    output weighs by its variance, and 0 is as good as predicting the mean of each.
+
+    Source:
+        Chan, Golub & LeVeque, The American Statistician 37 (1983), eq. 2.1 (joining).
+    """
+
+    n: int
+    mean: NDArray[np.float64]
+    """Of each output, shape (outputs,)."""
+    squares: float
+    """Sum of the squared deviations of all outputs."""
+
+    @classmethod
+    def of(cls, y: Targets) -> "Spread":
+        """Return the spread of targets of regression, shape (n, *y_shape)."""
+        targets = y.reshape(len(y), -1).astype(np.float64)
+        mean = targets.mean(axis=0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return cls(len(y), mean, float(np.square(targets - mean).sum()))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Spread"]) -> "Spread":
+        """Return the spread of all targets; at least one part."""
+        counts = np.array([part.n for part in parts])
+        means = np.array([part.mean for part in parts])
+        mean = counts @ means / counts.sum()
+        between = counts @ np.square(means - mean).sum(axis=1)
+        return cls(int(counts.sum()), mean, float(between + sum(p.squares for p in parts)))
+
+    def r_squared(self, error: float) -> float | None:
+        """Return R2, given the sum of the squared errors; None as for `r_squared`."""
+        is_known = self.squares > 0.0 and math.isfinite(error)
+        return 1.0 - error / self.squares if is_known else None

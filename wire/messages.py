@@ -384,6 +384,10 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     the mean; None with one each."""
     exact: Count | None = None
     """Test examples that are right at all positions; None with one each, and for regression."""
+    iou: Ratio | None = None
+    """Mean intersection over union of the classes at positions (`wire.evaluation.Quality`)."""
+    class_accuracy: Ratio | None = None
+    """Mean of the accuracies of these classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -656,6 +660,9 @@ class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
     positions: Count | None = None
     """Positions of the held-out examples; as in `EvaluateReply`, likewise the next one."""
     exact: Count | None = None
+    iou: Ratio | None = None
+    """Of the held-out positions; as in `EvaluateReply`, likewise the next one."""
+    class_accuracy: Ratio | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

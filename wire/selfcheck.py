@@ -55,6 +55,8 @@ def selfcheck_inputs(
     shape, within = (batch, *spec.x_shape), spec.selfcheck.x
     if spec.x_dtype == "int64":
         x = rng.integers(0, spec.x_classes, shape, dtype=np.int64)
+        first = x.reshape(batch, -1)[:, :1]
+        np.maximum(first, min(1, spec.x_classes - 1), out=first)
     elif within is UNSET:
         x = rng.standard_normal(shape).astype(np.float32)
     elif within.is_whole:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
@@ -33,7 +34,14 @@ from fairbed.coordinator.store.tables import (
     RoundRow,
     SelectionRow,
 )
-from fairbed.wire.evaluation import Evaluation, Quality
+from fairbed.wire.evaluation import (
+    Evaluation,
+    Quality,
+    Spread,
+    class_accuracies,
+    class_ious,
+    mean_defined,
+)
 from fairbed.wire.messages import (
     COMPUTE_PHASES,
     DEVICE_PHASES,
@@ -570,7 +578,7 @@ def metric_rows(
     if measured[0].quality.mae is None:
         accuracies = {name: finite(getattr(summary, name)) for name in _ACCURACIES}
     columns = accuracies | _auroc_columns(measured) | _error_columns(measured)
-    columns |= _position_columns(measured)
+    columns |= _position_columns(measured) | _class_columns(measured)
     if not tested:  # the spread over devices is unknown
         columns = {name: value for name, value in columns.items() if name.endswith(_OF_TEST_SET)}
         columns = dict.fromkeys(_ACCURACIES) | columns
@@ -599,7 +607,7 @@ _ACCURACIES = (
     "accuracy_gini",
     "accuracy_gap",
 )
-_OF_TEST_SET = ("_mean", "_pooled", "perplexity")
+_OF_TEST_SET = ("_mean", "_pooled", "_of_classes", "perplexity")
 """Endings of columns that are also known of one test set for all devices."""
 
 
@@ -616,6 +624,8 @@ def quality_columns(n: int, loss: float, quality: Quality) -> dict[str, Any]:
     return {
         "positions": quality.positions,
         "exact_match": None if quality.exact is None else quality.exact / n,
+        "iou": quality.iou,
+        "class_accuracy": quality.class_accuracy,
         "accuracy": None if quality.correct is None else quality.correct / positions,
         "auroc": quality.auroc,
         "rmse": finite(math.sqrt(2.0 * loss)) if is_regression and loss >= 0.0 else None,
@@ -644,7 +654,38 @@ def _error_columns(measured: Sequence[Score]) -> dict[str, float | None]:
     )
     columns = {name: finite(value) for name, value in asdict(found).items()}
     mae_mean = finite(float(np.mean(errors)))
-    return columns | {"mae_mean": mae_mean, "r2_pooled": _pooled_quality(measured).r2}
+    r2 = _pooled_quality(measured).r2
+    spreads = [score.spread for score in measured if score.spread is not None]
+    if len(spreads) == len(measured):
+        r2 = Spread.joined(spreads).r_squared(2.0 * sum(score.loss_sum for score in measured))
+    return columns | {"mae_mean": mae_mean, "r2_pooled": r2}
+
+
+def _class_columns(measured: Sequence[Score]) -> dict[str, Any]:
+    """Return the columns of each class at positions; empty if no device has them.
+
+    Those over all examples are unknown if a device tested the model itself.
+    """
+    columns = dict[str, Any]()
+    for name in ("iou", "class_accuracy"):
+        values = [getattr(score.quality, name) for score in measured]
+        known = [value for value in values if value is not None]
+        if known:
+            columns[f"{name}_mean"] = float(np.mean(known))
+    counts = [score.class_counts for score in measured if score.class_counts is not None]
+    if not columns or len(counts) < len(measured):
+        return columns
+    total = np.sum(counts, axis=0)
+    for name, of_classes in (("iou", class_ious), ("class_accuracy", class_accuracies)):
+        found = of_classes(total)
+        columns[f"{name}_pooled"] = mean_defined(found)
+        columns[f"{name}_of_classes"] = json_of([finite(value) for value in found.tolist()])
+    return columns
+
+
+def json_of(values: list[float | None]) -> str:
+    """Return numbers as JSON, null where there is none."""
+    return msgspec.json.encode(values).decode()
 
 
 def _position_columns(measured: Sequence[Score]) -> dict[str, float | None]:

@@ -431,7 +431,17 @@ def _positions(row: MetricRow | None) -> Positions | None:
         perplexity=row.perplexity,
         exact_match_mean=row.exact_match_mean,
         exact_match_pooled=row.exact_match_pooled,
+        iou_mean=row.iou_mean,
+        iou_pooled=row.iou_pooled,
+        iou_of_classes=_of_classes(row.iou_of_classes),
+        class_accuracy_mean=row.class_accuracy_mean,
+        class_accuracy_pooled=row.class_accuracy_pooled,
+        class_accuracy_of_classes=_of_classes(row.class_accuracy_of_classes),
     )
+
+
+def _of_classes(text: str | None) -> list[float | None]:
+    return [] if text is None else msgspec.json.decode(text, type=list[float | None])
 
 
 def _errors(row: MetricRow | None) -> Errors | None:

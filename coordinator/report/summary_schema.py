@@ -71,6 +71,19 @@ class Positions(Struct, frozen=True, kw_only=True):
     """Share of the examples that are right at all positions, unweighted over devices."""
     exact_match_pooled: float | None
     """Share of the examples of all devices that are right at all positions."""
+    iou_mean: float | None = None
+    """Mean intersection over union of the classes, unweighted over devices; null above 256 classes.
+    """
+    iou_pooled: float | None = None
+    """The same over all positions; null also if a device tested the model itself."""
+    iou_of_classes: list[float | None] = []
+    """Of each class; null for one that is neither a label nor predicted; empty if unknown."""
+    class_accuracy_mean: float | None = None
+    """Mean accuracy of the classes that are labels, unweighted over devices."""
+    class_accuracy_pooled: float | None = None
+    """The same over all positions; null also if a device tested the model itself."""
+    class_accuracy_of_classes: list[float | None] = []
+    """Of each class; null for one without labels; empty if unknown."""
 
 
 class Errors(Struct, frozen=True, kw_only=True):

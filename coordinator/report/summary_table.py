@@ -31,6 +31,7 @@ from fairbed.coordinator.report.summary_schema import (
     ExchangeSummary,
     Fairness,
     LiveChange,
+    Positions,
     Queues,
     RoundTimes,
     RunSummary,
@@ -201,6 +202,8 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
             f"devices; in {percent(p.exact_match_pooled)} over all examples"
         )
         lines.append((what, f"{exact}{_perplexity(s)}"))
+        if p.iou_mean is not None:
+            lines.append(("classes", _classes(p)))
     if s.auroc is None:
         return lines
     auroc = (
@@ -208,6 +211,23 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
         f"over all examples {ratio(s.auroc.pooled)}"
     )
     return [*lines, ("AUROC", auroc)]
+
+
+def _classes(p: Positions) -> str:
+    """Return a text about the classes at positions."""
+    text = (
+        f"IoU mean {ratio(p.iou_mean)}, over all examples {ratio(p.iou_pooled)}; accuracy of a "
+        f"class, mean {ratio(p.class_accuracy_mean)}, over all examples "
+        f"{ratio(p.class_accuracy_pooled)}"
+    )
+    known = [
+        (value, at) for at, value in enumerate(p.class_accuracy_of_classes) if value is not None
+    ]
+    if known:
+        (worst, at), absent = min(known), len(p.class_accuracy_of_classes) - len(known)
+        text += f", lowest {ratio(worst)} (class {at})"
+        text += f"; {absent} classes have no label in the tests" if absent else ""
+    return text
 
 
 def _perplexity(s: RunSummary) -> str:

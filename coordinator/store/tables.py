@@ -627,6 +627,22 @@ class MetricRow:
     exact_match_pooled: float | None = None
     """Share of the examples of all devices that are right at all positions; None with one target
     per example, and for regression."""
+    iou_mean: float | None = None
+    """Intersection over union, the mean of the classes that are a label or predicted on a device,
+    unweighted over devices; None unless one of up to 256 classes is predicted at positions."""
+    iou_pooled: float | None = None
+    """The same over the positions of all devices; None also if a device tested the model itself."""
+    iou_of_classes: str | None = None
+    """That of each class over all devices, a list in JSON, null for a class that is neither a label
+    nor predicted; None as `iou_pooled`."""
+    class_accuracy_mean: float | None = None
+    """Accuracy of the positions of each class, the mean of the classes that a device has as labels,
+    unweighted over devices; None as `iou_mean`."""
+    class_accuracy_pooled: float | None = None
+    """The same over the positions of all devices; None as `iou_pooled`."""
+    class_accuracy_of_classes: str | None = None
+    """That of each class over all devices, a list in JSON, null for a class without labels; None as
+    `iou_pooled`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -666,6 +682,12 @@ class DeviceMetricRow:
     exact_match: float | None = None
     """Share of these examples that are right at all positions; None with one target per example,
     and for regression."""
+    iou: float | None = None
+    """Intersection over union, the mean of the classes that are a label or predicted; None unless
+    one of up to 256 classes is predicted at positions."""
+    class_accuracy: float | None = None
+    """Accuracy of the positions of each class, the mean of the classes that are a label; None as
+    `iou`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -701,6 +723,12 @@ class PersonalScoreRow:
     exact_match: float | None = None
     """Share of these examples that are right at all positions; None with one target per example,
     and for regression."""
+    iou: float | None = None
+    """Intersection over union, the mean of the classes that are a label or predicted; None unless
+    one of up to 256 classes is predicted at positions."""
+    class_accuracy: float | None = None
+    """Accuracy of the positions of each class, the mean of the classes that are a label; None as
+    `iou`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

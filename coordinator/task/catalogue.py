@@ -2,13 +2,14 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
 
 from fairbed.coordinator.policy.config import ModelEngine
 from fairbed.coordinator.task.errors import TaskError, UnknownTask, Unsupported, WrongArtifact
@@ -66,6 +67,7 @@ def load_task(
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
+    lengths: Sequence[int] = (),
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -81,6 +83,7 @@ def load_task(
         y_shape: As for `build_task`.
         classes_axis: As for `build_task`.
         batch_norm: As for `build_task`.
+        lengths: As for `build_task`.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -117,6 +120,7 @@ def load_task(
             y_shape=y_shape,
             classes_axis=classes_axis,
             batch_norm=batch_norm,
+            lengths=lengths,
             kept=ExportCache(user_cache(os.environ) / "exports"),
         )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
@@ -146,6 +150,7 @@ def build_task(
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
+    lengths: Sequence[int] = (),
     report: "Callable[[ExportFigures], None] | None" = None,
     kept: "ExportCache | None" = None,
 ) -> Artifact:
@@ -170,6 +175,8 @@ def build_task(
         y_shape: Shape of the targets of one example.
         classes_axis: Axis of the classes in the output, if two fit.
         batch_norm: What becomes of batch normalisation.
+        lengths: Lengths to which sequences of tokens are padded, ascending, the last that of
+            x_shape; empty: that one alone. The factory is called for the longest.
         report: Called with what an export took, once it is checked.
         kept: Earlier exports, of which an equal one is returned; None exports again.
 
@@ -179,6 +186,7 @@ def build_task(
         WrongArtifact: The export does not compute what torch computes.
     """
     try:
+        from fairbed.coordinator.task.lengths import padding_remarks, with_lengths
         from fairbed.coordinator.task.modules import (
             check_batch_norm,
             check_twins,
@@ -225,39 +233,79 @@ def build_task(
             freeze_statistics(twin)
         fixed, more = fixed_tensors(module, twin, x_shape, x_range, x_classes)
         remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more]]
+        own = partial(with_batch_norm, model=module, batch_norm=batch_norm)
+        shorter = [*lengths[:-1]]
+
+        def exported(
+            of: tuple[int, ...], targets: tuple[int, ...], axis: ClassesAxis | None
+        ) -> Artifact:
+            export = partial(
+                export_task,
+                module,
+                name,
+                model,
+                of,
+                classes,
+                kind=kind,
+                x_dtype="int64" if x_classes else "float32",
+                x_classes=x_classes,
+                y_shape=targets,
+                classes_axis=axis,
+                x_range=x_range,
+                fixed=fixed,
+                twin=twin,
+            )
+            if kept is None or not is_path(model):
+                return export(report=report)
+            settings = (name, model, of, classes, kind, x_range, sorted(fixed))
+            of_data = (x_classes, targets, axis, batch_norm)
+            return kept.exported(
+                model,
+                (module, twin),
+                (*settings, *of_data),
+                lambda found: export(report=found),
+                report,
+            )
+
+        def of_module(
+            of: tuple[int, ...], targets: tuple[int, ...], axis: ClassesAxis | None
+        ) -> Artifact:
+            return module_task(
+                module,
+                name,
+                model,
+                of,
+                classes,
+                kind,
+                x_classes=x_classes,
+                y_shape=targets,
+                classes_axis=axis,
+                x_range=x_range,
+                fixed=fixed,
+                twin=twin,
+                reason=reason,
+            )
+
+        def of_all_lengths(
+            make: Callable[[tuple[int, ...], tuple[int, ...], ClassesAxis | None], Artifact],
+        ) -> Artifact:
+            task = make(x_shape, y_shape, classes_axis)
+            notes = padding_remarks(module, task.spec, shorter)
+            parts = list[Artifact]()
+            for of in map(task.spec.of_length, shorter):
+                of_classes = of.kind == "classification" and of.y_shape
+                axis: ClassesAxis | None = None  # a length may be the number of classes
+                if of_classes:
+                    axis = "last" if of.classes_axis is UNSET else of.classes_axis
+                parts.append(own(make(of.x_shape, of.y_shape, axis)))
+            longest = own(_with_remarks(task, [*remarks, *notes]))
+            return with_lengths(longest, lengths, tuple(parts))
+
         reason = ""
         if engine != "torch":
             try:
                 with users_code(partial(_not_exported, name), TaskError):
-                    export = partial(
-                        export_task,
-                        module,
-                        name,
-                        model,
-                        x_shape,
-                        classes,
-                        kind=kind,
-                        x_dtype="int64" if x_classes else "float32",
-                        x_classes=x_classes,
-                        y_shape=y_shape,
-                        classes_axis=classes_axis,
-                        x_range=x_range,
-                        fixed=fixed,
-                        twin=twin,
-                    )
-                    if kept is None or not is_path(model):
-                        task = export(report=report)
-                    else:
-                        settings = (name, model, x_shape, classes, kind, x_range, sorted(fixed))
-                        of_data = (x_classes, y_shape, classes_axis, batch_norm)
-                        task = kept.exported(
-                            model,
-                            (module, twin),
-                            (*settings, *of_data),
-                            lambda found: export(report=found),
-                            report,
-                        )
-                return with_batch_norm(_with_remarks(task, remarks), module, batch_norm)
+                    return of_all_lengths(exported)
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
                     raise
@@ -266,22 +314,7 @@ def build_task(
                         f'{exc}, or model.engine = "auto" with torch on the devices'
                     ) from exc
                 reason = str(exc).rpartition("; ")[0]
-        task = module_task(
-            module,
-            name,
-            model,
-            x_shape,
-            classes,
-            kind,
-            x_classes=x_classes,
-            y_shape=y_shape,
-            classes_axis=classes_axis,
-            x_range=x_range,
-            fixed=fixed,
-            twin=twin,
-            reason=reason,
-        )
-        return with_batch_norm(_with_remarks(task, remarks), module, batch_norm)
+        return of_all_lengths(of_module)
 
 
 def _with_remarks(task: Artifact, remarks: list[str]) -> Artifact:

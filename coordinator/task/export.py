@@ -186,13 +186,12 @@ def _evaluation_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSp
             )
     lowering = _lowered(recorder, program, spec, ("x", "y"))
     results = zip(spec.evaluation_outputs, _results(program), strict=True)
+    shapes: dict[str, tuple[int | str, ...]] = {
+        "scores": (BATCH, *spec.y_shape),
+        "class_counts": (3, spec.classes),
+    }
     outputs: list[Output] = [
-        (
-            name,
-            lowering.value(node),
-            ELEMENT_TYPES[dtype_of(node)],
-            (BATCH, *spec.y_shape) if name == "scores" else (),
-        )
+        (name, lowering.value(node), ELEMENT_TYPES[dtype_of(node)], shapes.get(name, ()))
         for name, node in results
     ]
     return lowering.graph.serialise(_inputs(spec, ("x", "y")), outputs)

@@ -244,7 +244,7 @@ def _check_vocabulary(
     Raises:
         Unsupported: It fails on examples of this shape, or on the last tokens of the vocabulary.
     """
-    problem = _forward_problem(model, _x_of_check(x_shape, None, 1))
+    problem = _forward_problem(model, _x_of_check(x_shape, None, min(2, x_classes)))
     if problem:
         raise Unsupported(
             f"{name}: the model must accept tokens of shape {batch_text(x_shape)} in int64, got "
@@ -262,8 +262,8 @@ def _x_of_check(x_shape: tuple[int, ...], within: XRange | None, x_classes: int 
     """Return x of a forward pass, shape (SELFCHECK_BATCH, *x_shape)."""
     shape = (SELFCHECK_BATCH, *x_shape)
     if x_classes:  # from the last token down, so that an embedding with too few rows fails
-        last = x_classes - 1
-        return np.maximum(last - np.arange(math.prod(shape)), 0).reshape(shape)
+        last = x_classes - 1  # token 0 is padding, and a model may mask it
+        return (last - np.arange(math.prod(shape)) % max(last, 1)).reshape(shape)
     if within is None:
         return np.random.default_rng(SELFCHECK_SEED).standard_normal(shape).astype(np.float32)
     x = np.linspace(within.low, within.high, math.prod(shape)).reshape(shape)

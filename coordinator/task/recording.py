@@ -83,17 +83,29 @@ class _Evaluation(nn.Module):
             return loss_sum, (output - y).abs().sum() if spec.y_shape else output.reshape(-1)
         logits, axis = _logits(output, spec)
         loss_sum = _losses(logits, axis, y, spec).sum()
-        hits = logits.argmax(axis) == y
+        predicted = logits.argmax(axis)
+        hits = predicted == y
         found: list[torch.Tensor] = [loss_sum, hits.sum()]
         if spec.y_shape:
             wrong = _of_examples((y >= 0).to(y.dtype)) - _of_examples(hits.to(y.dtype))
             found.append((wrong == 0).sum())
+        if spec.counts_classes:
+            found.append(_class_counts(predicted.reshape(-1), y.reshape(-1), spec.classes))
         if spec.kind == "multi-label":
             found.append(output)
         elif spec.is_scored:
             signs = 2.0 * torch.arange(2).to(logits.dtype) - 1.0
             found.append((logits * signs).sum(1))
         return tuple(found)
+
+
+def _class_counts(predicted: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return `wire.evaluation.ClassCounts` of positions, each input of shape (m,)."""
+    numbers = torch.arange(classes)
+    is_label = y.unsqueeze(1) == numbers
+    is_predicted = (predicted.unsqueeze(1) == numbers) & (y >= 0).unsqueeze(1)
+    of_each = [is_label & is_predicted, is_predicted, is_label]
+    return torch.stack([each.to(y.dtype).sum(0) for each in of_each])
 
 
 def _half_squares(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

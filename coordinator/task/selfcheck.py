@@ -192,7 +192,14 @@ class TorchReference:
                     scores = (logits[:, 1] - logits[:, 0]).numpy()
             hits = found == y
             exact = (hits | (y < 0)).reshape(len(y), -1).all(axis=1) if y.ndim > 1 else hits[:0]
-            return Evaluation(loss_sum, int(hits.sum()), scores, int(exact.sum()))
+            counts = None
+            if y.ndim > 1 and self._kind != "multi-label":
+                n = logits.shape[1] if one is None else 2
+                kinds = (y[hits], found[y >= 0], y[y >= 0])
+                counts = np.array([np.bincount(kind, minlength=n) for kind in kinds])
+            return Evaluation(
+                loss_sum, int(hits.sum()), scores, int(exact.sum()), class_counts=counts
+            )
 
     def _has_scores(self, y: Targets) -> bool:
         return y.ndim == 1 or self._kind == "multi-label"
@@ -385,7 +392,7 @@ def verify(artifact: Artifact, reference: TorchReference) -> Errors:
             errors["gradient"].append(_error(gradient, expected.gradient))
             errors["buffers"].append(_error(buffers, expected.buffers))
             found, right = runner.evaluate(vector, x, y), reference.evaluate(vector, x, y)
-            errors["evaluation"].append(_error(_sums(found), _sums(right)))
+            errors["evaluation"].append(_error(_sums(found), _sums(right)[: len(_sums(found))]))
             if right.scores is not None:
                 errors["scores"].append(_error(found.scores, right.scores))
             vector = np.concatenate(
@@ -437,7 +444,9 @@ def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchR
 
 
 def _sums(found: Evaluation) -> list[float]:
-    return [found.loss_sum, found.correct, found.exact, found.absolute_sum]
+    counts = found.class_counts
+    of_classes = [] if counts is None or not counts.size else counts.ravel().tolist()
+    return [found.loss_sum, found.correct, found.exact, found.absolute_sum, *of_classes]
 
 
 def _wrong(spec: TaskSpec, quantity: str, limit: float, got: str) -> WrongArtifact:

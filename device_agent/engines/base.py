@@ -1,7 +1,7 @@
 """The interface of training engines, and the checks that all of them share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent.errors import EngineMismatch
 from fairbed.wire.artifact import Artifact, TaskSpec
+from fairbed.wire.buckets import buckets_of
 from fairbed.wire.evaluation import Evaluation, Targets
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import batch_text
@@ -95,12 +96,83 @@ def parts(n: int, size: int | None) -> list[slice]:
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
+class BucketEngine:
+    """An `Engine` for sequences that are padded to several lengths (`wire.buckets`).
+
+    Each mini-batch runs at the shortest length that holds it; each example of an evaluation, too.
+
+    Args:
+        spec: The task, with buckets.
+        engines: The engine of each length.
+    """
+
+    def __init__(self, spec: TaskSpec, engines: Mapping[int, Engine]) -> None:
+        self.spec, self.engines = spec, engines
+
+    @property
+    def name(self) -> str:
+        """Engine and version, for messages."""
+        return self.engines[self.spec.buckets[-1]].name
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Set the random numbers of the next gradients."""
+        for engine in self.engines.values():
+            engine.reseed(seed, step)
+
+    def gradient(
+        self,
+        vector: NDArray[np.float32],
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
+    ) -> tuple[float, NDArray[np.float32]]:
+        """Return the mean loss of a mini-batch and its gradient; see `Engine.gradient`."""
+        x, y = shaped_examples(self.spec, x, y)
+        length = int(self._buckets(x, y).max())
+        return self.engines[length].gradient(vector, *self._cut(x, y, length), micro_batch)
+
+    def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
+        """Return the evaluation of examples, in evaluation mode."""
+        x, y = shaped_examples(self.spec, x, y)
+        buckets, found, places = self._buckets(x, y), list[Evaluation](), list[NDArray[np.int64]]()
+        for length, engine in self.engines.items():
+            rows = np.flatnonzero(buckets == length)
+            if len(rows):
+                found.append(engine.evaluate(vector, *self._cut(x[rows], y[rows], length)))
+                places.append(rows)
+        pooled = Evaluation.pooled(found)
+        if pooled.scores is None:
+            return pooled
+        return pooled._replace(scores=pooled.scores[np.argsort(np.concatenate(places))])
+
+    def running_s(self) -> float:
+        """Return how long the step in progress has taken; 0 between steps."""
+        return max(engine.running_s() for engine in self.engines.values())
+
+    def interrupt(self) -> None:
+        """End the step in progress if that is possible."""
+        for engine in self.engines.values():
+            engine.interrupt()
+
+    def _buckets(self, x: Examples, y: Targets) -> NDArray[np.int64]:
+        buckets = buckets_of(self.spec, x, y)
+        assert buckets is not None, "the task has buckets"
+        return buckets
+
+    def _cut(self, x: Examples, y: Targets, length: int) -> tuple[Examples, Targets]:
+        return x[:, :length], y[:, :length] if self.spec.labels_tokens else y
+
+
 def self_check(engine: Engine) -> None:
-    """Run the task's self-check on an engine.
+    """Run the task's self-check on an engine, that of each length if it has several.
 
     Raises:
         EngineMismatch: The results differ from the expected results of the task.
     """
+    if isinstance(engine, BucketEngine):
+        for each in engine.engines.values():
+            self_check(each)
+        return
     if engine.spec.masks:
         engine.reseed(engine.spec.selfcheck.seed, 0)
     try:

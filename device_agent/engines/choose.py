@@ -2,7 +2,9 @@
 
 from collections.abc import Collection
 
-from fairbed.device_agent.engines.base import Engine
+import numpy as np
+
+from fairbed.device_agent.engines.base import BucketEngine, Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.device_agent.errors import EngineError
@@ -44,6 +46,11 @@ def open_own_engine(
     Raises:
         EngineError: The engine is missing, or cannot run the task.
     """
+    if artifact.module is None and artifact.shorter:
+        gradient = np.zeros(artifact.spec.layout.n_params, np.float32)
+        tasks = [*artifact.shorter, artifact]
+        graphs = [OnnxEngine(task, threads, optimised, gradient) for task in tasks]
+        return BucketEngine(artifact.spec, dict(zip(artifact.spec.buckets, graphs, strict=True)))
     if artifact.module is None:
         return OnnxEngine(artifact, threads, optimised)
     try:
@@ -53,4 +60,8 @@ def open_own_engine(
             f"model {artifact.module.path}: must be trained with torch, got: {exc}; run "
             "`pip install torch` on this device"
         ) from exc
-    return TorchEngine(artifact, threads)
+    longest = TorchEngine(artifact, threads)
+    if not artifact.shorter:
+        return longest
+    modules = [*map(longest.of_length, artifact.shorter), longest]
+    return BucketEngine(artifact.spec, dict(zip(artifact.spec.buckets, modules, strict=True)))

@@ -58,19 +58,25 @@ class OnnxEngine:
         artifact: The task.
         threads: Threads of the runtime's kernels.
         optimised: Keeps the optimised graphs on the disk; None optimises them each time.
+        gradient: Memory of the gradient, shape (n_params,), which several engines of one thread may
+            have in common; None: of its own.
 
     Raises:
         EngineError: onnxruntime is missing, or does not accept the training graph.
     """
 
     def __init__(
-        self, artifact: Artifact, threads: int = 1, optimised: OptimisedGraphs | None = None
+        self,
+        artifact: Artifact,
+        threads: int = 1,
+        optimised: OptimisedGraphs | None = None,
+        gradient: NDArray[np.float32] | None = None,
     ) -> None:
         self.spec = artifact.spec
         layout = artifact.spec.layout
         self._n_params = layout.n_params
         self._loss = np.zeros((), np.float32)
-        self._gradient = np.zeros(layout.n_params, np.float32)
+        self._gradient = np.zeros(layout.n_params, np.float32) if gradient is None else gradient
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
         self._seed = 0, 0
         self._run: _Run | None = None

@@ -4,6 +4,7 @@ The only module of the agent that imports torch; it is imported for a task that 
 earlier.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -72,6 +73,12 @@ class TorchEngine:
     def name(self) -> str:
         """Engine and version, for messages."""
         return f"torch {torch.__version__}"
+
+    def of_length(self, artifact: Artifact) -> "TorchEngine":
+        """Return the engine of a shorter length of the task, with the same module and memory."""
+        other = copy.copy(self)
+        other.spec = artifact.spec
+        return other
 
     def running_s(self) -> float:
         """Return 0: a step is not watched, as the owner of the device allowed its code."""
@@ -147,12 +154,19 @@ class TorchEngine:
             found = torch.full_like(target, torch.nan)  # equals no number
         hits = found == target
         exact = (hits | (target < 0)).flatten(1).all(1) if spec.y_shape else hits[:0]
+        counts = None
+        if spec.counts_classes:
+            is_labelled = target >= 0
+            kinds = target[hits], found[is_labelled], target[is_labelled]
+            of_each = [torch.bincount(kind, minlength=spec.classes) for kind in kinds]
+            counts = torch.stack(of_each).numpy()
         return Evaluation(
             loss_sum,
             int(hits.sum()),
             None if scores is None else scores.numpy(),
             int(exact.sum()) if spec.kind != "regression" else 0,
             absolute_sum,
+            counts,
         )
 
     def _bind(self) -> None:

@@ -92,7 +92,7 @@ class _PacedMeter:
     def __init__(
         self,
         section: PacedSection,
-        cost: StepCost | None,
+        cost: Callable[[int | None], StepCost | None],
         gauge: Gauge | None,
         wall: Clock,
         cpu: Clock,
@@ -108,11 +108,12 @@ class _PacedMeter:
         """Processor time that the device is not charged: the excess of steps over their cost, and
         the overhead of the pauses."""
 
-    def step(self, n_examples: int) -> None:
-        if self._cost is None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
+        cost = self._cost(length)
+        if cost is None:
             self.read(0)
             return
-        charged_s = self._section.cpu + self._cost.seconds(n_examples)
+        charged_s = self._section.cpu + cost.seconds(n_examples)
         self._uncharged_s = self._cpu() - charged_s
         self._account(charged_s, 0)
 
@@ -185,8 +186,7 @@ class EmulatedPace:
     @contextmanager
     def section(self, name: Section) -> Iterator[Meter]:
         """Enter a compute section; leaving sleeps the rest of its time deficit."""
-        headroom = self._headroom
-        cost = None if self._costs is None else self._costs.of(name)
+        headroom, costs = self._headroom, self._costs
         with nullcontext() if headroom is None else headroom.lifted():
             section = PacedSection(
                 speed_ratio=self._speed(),
@@ -197,7 +197,7 @@ class EmulatedPace:
             )
             meter = _PacedMeter(
                 section,
-                cost,
+                lambda length: None if costs is None else costs.of(name, length),
                 self._gauge,
                 self._wall,
                 self._cpu,

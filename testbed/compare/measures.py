@@ -283,6 +283,10 @@ METRICS = (
     Metric("auroc_pooled", "quality", "AUROC of all examples", "AUROC all", "", "more", 3, SHARE),
     Metric("perplexity", "quality", "perplexity", "ppl", "", "less", 3, ERROR),
     Metric("exact_match_mean", "quality", "whole examples", "whole", "", "more", 3, SHARE),
+    Metric("iou_mean", "quality", "IoU of classes", "IoU", "", "more", 3, SHARE),
+    Metric(
+        "class_accuracy_mean", "quality", "accuracy of a class", "class acc", "", "more", 3, SHARE
+    ),
     Metric("rmse_mean", "quality", "RMSE", "RMSE", "", "less", 3, ERROR),
     Metric("rmse_worst10", "quality", "worst 10 % RMSE", "RMSE worst", "", "less", 3, ERROR),
     Metric("r2_pooled", "quality", "R2 of all examples", "R2", "", "more", 3, R_SQUARED),
@@ -460,6 +464,8 @@ def measure(folder: Path) -> RunMeasures:
         "auroc_pooled": auroc.pooled if auroc else None,
         "perplexity": positions.perplexity if positions else None,
         "exact_match_mean": positions.exact_match_mean if positions else None,
+        "iou_mean": positions.iou_mean if positions else None,
+        "class_accuracy_mean": positions.class_accuracy_mean if positions else None,
         "rmse_mean": error.rmse_mean if error else None,
         "rmse_worst10": error.rmse_worst10 if error else None,
         "r2_pooled": error.r2_pooled if error else None,
@@ -513,6 +519,8 @@ def _why_missing(key: str, summary: RunSummary) -> str:
             return "no device has held-out examples of both classes"
         if key in ("perplexity", "exact_match_mean"):
             return "no class is predicted at several positions of an example"
+        if key in ("iou_mean", "class_accuracy_mean"):
+            return "none of up to 256 classes is predicted at several positions of an example"
         if key.startswith(("rmse", "r2")):
             return "the model has diverged" if is_regression else "the task is not regression"
         return "no device has held-out examples"

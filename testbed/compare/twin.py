@@ -44,9 +44,6 @@ MIN_EXCHANGES = 3
 GIVE_UP_S = 3600.0
 """A phase of a twin that takes longer never ends."""
 
-_LABEL_BYTES = 8
-"""Size of a label in a shard."""
-
 
 class DeviceTwin(Struct, frozen=True, kw_only=True):
     """One device beside its twin."""
@@ -89,9 +86,15 @@ def read_task(folder: Path) -> Task:
         BackendError: The costs cannot be measured.
         DatasetError: The data cannot be loaded.
         ExperimentError: The experiment cannot be read.
+        RunError: The run pads sequences to several lengths.
         StoreError: The store cannot be read.
     """
     experiment, training = load_experiment(folder / CONFIG), read_training(folder)
+    if training.costs.shorter:
+        raise RunError(
+            f"{folder}: a twin must have the cost of each step, got a run with data.buckets, whose "
+            "steps differ by length; repeat it without"
+        )
     dataset = load_examples(experiment, os.environ)
     costs = TaskCosts.of(training.costs, training.core_speed)
     with RunReader(folder) as reader:
@@ -100,7 +103,7 @@ def read_task(folder: Path) -> Task:
         config=experiment.coordinator(),
         training=training,
         costs=msgspec.structs.replace(costs, decode_s=packing.decode_s, encode_s=packing.encode_s),
-        example_bytes=dataset.x[:1].nbytes + max(_LABEL_BYTES, dataset.y[:1].nbytes),
+        example_bytes=dataset.example_bytes,
     )
 
 

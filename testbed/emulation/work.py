@@ -5,6 +5,7 @@ the emulated device it does not. So each step is charged its calibrated cost, th
 device of the fleet.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.state.memory import TaskMemory
 from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.wire.buckets import count_batches
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 Work = Annotated[float, Meta(ge=0.0, le=1e18)]
+PositiveInt = Annotated[int, Meta(ge=1, le=1 << 31)]
 
 
 class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +64,46 @@ def passes_s(
     return total_s
 
 
+def bucket_passes_s(
+    costs: Sequence[StepCost],
+    counts: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    batch_size: int,
+    part_size: int | NDArray[np.int64] | None = None,
+) -> NDArray[np.float64]:
+    """Return the cost of training steps on sequences of several padded lengths, seconds, (K,).
+
+    A pass has the mini-batches that `wire.buckets.cut_batches` makes. Those of an incomplete pass
+    depend on its order: they cost their share of a whole one.
+
+    Args:
+        costs: Cost of one step at each length, ascending.
+        counts: Examples of each device at each length, shape (K, L).
+        steps: Steps of each device, shape (K,).
+        batch_size: Examples of a mini-batch.
+        part_size: As for `passes_s`.
+    """
+    batches, examples = count_batches(counts, batch_size)
+    pass_s = np.zeros(len(counts), np.float64)
+    for at, cost in enumerate(costs):
+        pass_s += passes_s(cost, examples[:, at], batches[:, at], batch_size, part_size)
+    total_s: NDArray[np.float64] = pass_s * steps / np.maximum(batches.sum(axis=1), 1)
+    return total_s
+
+
+class LengthCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Costs of the steps on sequences that are padded to a shorter length."""
+
+    length: PositiveInt
+    train: StepCost
+    evaluate: StepCost
+
+    def scaled(self, factor: float) -> "LengthCosts":
+        """Return the costs times a factor."""
+        train, evaluate = self.train.scaled(factor), self.evaluate.scaled(factor)
+        return LengthCosts(length=self.length, train=train, evaluate=evaluate)
+
+
 class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Costs of the steps of a task at one batch size, and of its codecs if measured."""
 
@@ -83,6 +126,8 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Peak memory of training; None if it is small, or a step is not counted."""
     measured_at: float | None = None
     """Time of the measurement, seconds since 1970; None is unknown."""
+    shorter: tuple[LengthCosts, ...] = ()
+    """Steps at each of `TaskSpec.buckets` but the last, which all other costs are of."""
 
     def scaled(self, factor: float) -> "WorkCosts":
         """Return the costs times a factor: the same measurement on a machine of another speed."""
@@ -93,11 +138,29 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             decode_s=self.decode_s * factor,
             encode_s=self.encode_s * factor,
             load_s=self.load_s * factor,
+            shorter=tuple(each.scaled(factor) for each in self.shorter),
         )
 
-    def of(self, section: str) -> StepCost | None:
-        """Return the cost of a step in a compute section; None if processor time is charged."""
-        return {"train": self.train, "evaluate": self.evaluate}.get(section)
+    def of(self, section: str, length: int | None = None) -> StepCost | None:
+        """Return the cost of a step in a compute section; None if processor time is charged.
+
+        Args:
+            section: Name of the section.
+            length: Padded length of its sequences; None: the longest, or there are none.
+        """
+        at: WorkCosts | LengthCosts = self
+        at = next((each for each in self.shorter if each.length == length), at)
+        return {"train": at.train, "evaluate": at.evaluate}.get(section)
+
+
+class BucketCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Costs of the steps on sequences padded to a shorter length, in the units of `TaskCosts`."""
+
+    length: PositiveInt
+    step_s: Seconds
+    example_s: Seconds
+    evaluation_step_s: Seconds
+    evaluation_example_s: Seconds
 
 
 class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -140,6 +203,8 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Memory of each example that is computed at once."""
     memory_least_bytes: Work = 0.0
     """Peak memory of the self-check. All three are 0 if they are small."""
+    shorter: tuple[BucketCosts, ...] = ()
+    """Steps at each shorter length of `data.buckets`; all other costs are of the longest."""
 
     @classmethod
     def of(cls, costs: WorkCosts, core_speed: float) -> "TaskCosts":
@@ -157,6 +222,16 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             decode_s=costs.decode_s * core_speed,
             encode_s=costs.encode_s * core_speed,
             load_s=costs.load_s * core_speed,
+            shorter=tuple(
+                BucketCosts(
+                    length=each.length,
+                    step_s=each.train.fixed_s * core_speed,
+                    example_s=each.train.per_example_s * core_speed,
+                    evaluation_step_s=each.evaluate.fixed_s * core_speed,
+                    evaluation_example_s=each.evaluate.per_example_s * core_speed,
+                )
+                for each in costs.shorter
+            ),
             **({} if costs.work is None else structs.asdict(costs.work)),
             **({} if costs.memory is None else _numbers_of(costs.memory)),
         )
@@ -177,6 +252,26 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
         """Arithmetic and memory traffic of a training step; None if it is not counted."""
         found = StepWork(**{name: getattr(self, name) for name in StepWork.__struct_fields__})
         return None if found == StepWork(fixed_bytes=found.fixed_bytes) else found
+
+    @property
+    def train_of_lengths(self) -> list[StepCost]:
+        """Cost of a training step at each length, ascending."""
+        shorter = self.shorter
+        return [
+            *(StepCost(fixed_s=c.step_s, per_example_s=c.example_s) for c in shorter),
+            self.train,
+        ]
+
+    @property
+    def evaluate_of_lengths(self) -> list[StepCost]:
+        """Cost of an evaluation step at each length, ascending."""
+        return [
+            *(
+                StepCost(fixed_s=c.evaluation_step_s, per_example_s=c.evaluation_example_s)
+                for c in self.shorter
+            ),
+            self.evaluate,
+        ]
 
     @property
     def train(self) -> StepCost:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from os.path import isdir, join
 from pathlib import PurePath
 from typing import Annotated, Final, Literal, TypeAlias
@@ -10,7 +11,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from fairbed.coordinator.policy.config import PositiveInt, Section
-from fairbed.wire.artifact import MAX_CLASSES
+from fairbed.wire.artifact import MAX_BUCKETS, MAX_CLASSES
 from fairbed.wire.plugins import installed
 from fairbed.wire.preparation import MAX_LENGTH, MAX_UNITS, TextTarget, TextUnit
 
@@ -189,6 +190,9 @@ class DataConfig(Section, frozen=True, kw_only=True):
     the classes that the data have."""
     vocabulary: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] | None = None
     """Number of tokens of integer x, 0 .. vocabulary - 1; not set: the largest token and one."""
+    buckets: Annotated[int, Meta(ge=2, le=MAX_BUCKETS)] | tuple[PositiveInt, ...] | None = None
+    """Lengths to which sequences of tokens are padded, ascending, the last that of x; a number:
+    so many, those with the least padding. Token 0 is padding. Not set: all have the length of x."""
     text: TextConfig | None = None
     """not set: the defaults for `.txt`; arrays, functions and tables have text only with it."""
     masks: MasksConfig | None = None
@@ -257,7 +261,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
                 f"folder must not be set for dataset {name!r}, got {self.folder!r}; "
                 "remove it, this data set is not read from a folder"
             )
-        for key in ("target", "classes", "vocabulary", "text", "masks", "audio"):
+        for key in ("target", "classes", "vocabulary", "buckets", "text", "masks", "audio"):
             if getattr(self, key) is not None and not is_own and key != "target":
                 return f"{key} must not be set for dataset {name!r}, which has its own; remove it"
         is_folder = self.source is not None and not self.source.lower().endswith(FILES)
@@ -267,6 +271,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
         parts = [part for part in ("text", "masks", "audio") if getattr(self, part) is not None]
         if len(parts) > 1:
             return f"one of text, masks and audio may be set, got {' and '.join(parts)}; keep one"
+        if isinstance(self.buckets, tuple) and (problem := _bucket_problem(self.buckets)):
+            return problem
         if self.target == "next" and not (self.text or is_folder or self.is_text):
             return f"target must be 'next' for texts only, got {name!r}; add [data.text]"
         if self.text is not None and self.is_table != (self.text.column is not None):
@@ -310,6 +316,19 @@ class DataConfig(Section, frozen=True, kw_only=True):
         if self.source is None:
             return self.is_own
         return not self.source.lower().endswith(FILES) and bool(_FUNCTION.fullmatch(self.source))
+
+
+def _bucket_problem(lengths: tuple[int, ...]) -> str:
+    """Return why lengths cannot be buckets; empty if they can."""
+    if not 2 <= len(lengths) <= MAX_BUCKETS:
+        return (
+            f"buckets must be 2 to {MAX_BUCKETS} lengths, got {len(lengths)}; remove the key for "
+            "one length"
+        )
+    for before, length in pairwise(lengths):
+        if length <= before:
+            return f"buckets must increase, got {length} after {before}; sort them"
+    return ""
 
 
 def data_config(

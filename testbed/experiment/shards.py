@@ -60,6 +60,7 @@ def task_of(model: ModelConfig, dataset: Dataset) -> Artifact:
         y_shape=dataset.y.shape[1:],
         classes_axis=model.classes_axis,
         batch_norm=model.batch_norm,
+        lengths=dataset.buckets,
     )
 
 

@@ -45,11 +45,11 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent import trainer
 from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.coding import Coder
-from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.base import BucketEngine, Engine
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.device_agent.local_training import GuardedRule, make_rule
-from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
+from fairbed.testbed.emulation.work import LengthCosts, StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.memory import task_memory
@@ -191,7 +191,8 @@ MODEL, SHAPE, CLASSES, BATCH = "cnn", (1, 28, 28), 10, 20
 """The reference step: 0.37 GFLOP, most of them in convolutions."""
 
 MEASURE_S = 0.9
-"""Time for training steps and the reference steps between them, and again for evaluation."""
+"""Time for training steps and the reference steps between them, and again for evaluation; the
+lengths of a task with buckets share it."""
 
 MIN_WINDOWS = 5
 """Fewest windows, even beyond `MEASURE_S`."""
@@ -328,10 +329,15 @@ def measure(probe: Probe) -> Measured:
     engine = open_own_engine(artifact)
     rule = None if probe.rule == "sgd" else make_rule(probe.rule, probe.rule_options)
     reference = reference_step()
-    training = _train_windows(engine, probe.hyperparameters, rule, reference)
-    evaluation = _evaluation_windows(engine, reference)
-    reference_steps = [*training.reference_s, *evaluation.reference_s]
+    engines = engine.engines if isinstance(engine, BucketEngine) else {0: engine}
+    measured = list[tuple[int, _Windows, _Windows]]()
+    for length, each in engines.items():
+        duration_s = MEASURE_S / len(engines)
+        training = _train_windows(each, probe.hyperparameters, rule, reference, duration_s)
+        measured.append((length, training, _evaluation_windows(each, reference, duration_s)))
+    reference_steps = [s for _, *windows in measured for each in windows for s in each.reference_s]
     reference_s = float(np.quantile(reference_steps, 0.1))
+    _, training, evaluation = measured[-1]
     spread_ratio, work = training.spread_ratio, step_work(artifact)
     costs = WorkCosts(
         train=training.cost(reference_s),
@@ -342,6 +348,12 @@ def measure(probe: Probe) -> Measured:
         memory=task_memory(artifact, probe.artifact, probe.hyperparameters, work),
         load_s=open_work_s(probe.artifact),
         measured_at=time.time(),
+        shorter=tuple(
+            LengthCosts(
+                length=length, train=train.cost(reference_s), evaluate=evaluate.cost(reference_s)
+            )
+            for length, train, evaluate in measured[:-1]
+        ),
     )
     if probe.exchange is not None:
         decode_s, encode_s = codec_work_s(engine.spec, probe.exchange)
@@ -407,7 +419,7 @@ class _StepTimer:
         self._clock = work_clock()
         self._last = self._clock()
 
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         now = self._clock()
         self.costs_s[n_examples].append(now - self._last)
         self._last = now
@@ -419,12 +431,12 @@ class _StepTimer:
 class _Windows:
     """Windows of steps of two sizes, each followed by reference steps; a `Meter`."""
 
-    def __init__(self, reference: Callable[[], float]) -> None:
+    def __init__(self, reference: Callable[[], float], duration_s: float) -> None:
         self.reference_s: list[float] = []
         """The reference step after each window."""
         self._ratios: dict[int, list[float]] = defaultdict(list)
         self._reference = reference
-        self._deadline = time.monotonic() + MEASURE_S
+        self._deadline = time.monotonic() + duration_s
         self._before_s = reference()
         self._timer = _StepTimer()
 
@@ -433,7 +445,7 @@ class _Windows:
         """See `Measured.spread_ratio`."""
         return _spread_ratio(self._ratios[max(self._ratios)])
 
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         self._timer.step(n_examples)
         steps = self._timer.costs_s
         if len(steps) < 2 or sum(map(sum, steps.values())) < WINDOW_S:
@@ -463,6 +475,7 @@ def _train_windows(
     hyperparameters: Hyperparameters,
     rule: GuardedRule | None,
     reference: Callable[[], float],
+    duration_s: float,
 ) -> _Windows:
     size = min(hyperparameters.batch_size, hyperparameters.micro_batch or trainer.EVALUATION_BATCH)
     large = min(max(2, size), trainer.EVALUATION_BATCH)
@@ -478,7 +491,7 @@ def _train_windows(
     names = () if rule is None else (*rule.sent, *rule.kept)
     zero = np.zeros(engine.spec.layout.n_params, dtype=np.float32)
     vectors = {name: zero.copy() for name in names}
-    windows = _Windows(reference)
+    windows = _Windows(reference, duration_s)
     trainer.train(
         engine,
         vector,
@@ -494,10 +507,12 @@ def _train_windows(
     return windows
 
 
-def _evaluation_windows(engine: Engine, reference: Callable[[], float]) -> _Windows:
+def _evaluation_windows(
+    engine: Engine, reference: Callable[[], float], duration_s: float
+) -> _Windows:
     batch = trainer.EVALUATION_BATCH + SMALL_EVALUATION
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=batch)
-    windows = _Windows(reference)
+    windows = _Windows(reference, duration_s)
     while not windows.is_enough():
         trainer.evaluate(engine, vector, x, y, windows)
     return windows

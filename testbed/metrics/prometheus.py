@@ -335,6 +335,11 @@ MODEL: Mapping[str, tuple[str, str]] = {
         "exact_match_mean_ratio",
         "Share of examples that are right at all positions, mean over devices.",
     ),
+    "iou_mean": ("iou_mean_ratio", "Intersection over union of the classes, mean over devices."),
+    "class_accuracy_mean": (
+        "class_accuracy_mean_ratio",
+        "Accuracy of a class at positions, mean over classes, then devices.",
+    ),
     "rmse_mean": ("rmse_mean", "Root mean squared error, mean over devices."),
     "rmse_worst10": ("rmse_worst10", "Mean of it over the worst tenth of devices."),
     "rmse_pooled": ("rmse_pooled", "Root mean squared error of all examples."),

@@ -56,7 +56,7 @@ class _WindowMeter:
         self._cpu = time.thread_time()
         self._steps = 0
 
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         self._steps += 1
         now = time.monotonic()
         if now - self._began < WINDOW_S:

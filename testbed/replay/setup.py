@@ -20,6 +20,7 @@ from fairbed.profiles import Profile
 from fairbed.testbed.emulation.conditions import Congestion
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.power import PhasePower, phase_power
+from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import (
@@ -47,7 +48,7 @@ from fairbed.testbed.replay.world.columns import (
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
-from fairbed.testbed.replay.world.work import Sizes, Work
+from fairbed.testbed.replay.world.work import Sizes, Work, share_of
 from fairbed.testbed.replay.world.world import World
 from fairbed.testbed.run.memory import fitting_of, part_sizes
 from fairbed.testbed.run.preflight import (
@@ -63,9 +64,6 @@ FORWARD_RATIO = 1 / 3
 """Cost of a forward pass relative to a training pass, counted in matrix products: a backward pass
 takes two for each one of the forward pass. The shipped models have 0.3 to 0.5
 (`testbed.replay.costs`)."""
-
-_LABEL_BYTES = 8
-"""Size of a label in a shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +340,8 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     fitting = fitting_of(experiment, artifact.spec, costs.memory)
     sizes = part_sizes(experiment, fitting, [(d.spec.name, d.profile) for d in devices], examples)
     conditions = columns_of(devices)
-    world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes)
+    lengths = _lengths(dataset, data, examples, costs)
+    world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes, lengths)
     rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
     powers = [phase_power(device.profile) for device in devices]
     return ReplaySetup(
@@ -422,7 +421,9 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     data, examples = _examples(experiment, dataset, fleet.names, {})
     conditions = fleet.means, fleet.varying
     artifact = task_of(experiment.model, dataset)
-    world, decisions = _world(experiment, dataset, artifact, conditions, examples)
+    assert experiment.replay.task_costs is not None, "with_costs has set it"
+    lengths = _lengths(dataset, data, examples, experiment.replay.task_costs)
+    world, decisions = _world(experiment, dataset, artifact, conditions, examples, lengths=lengths)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
     return ReplaySetup(
@@ -445,6 +446,7 @@ def _world(
     conditions: tuple[MeanConditions, VaryingConditions],
     examples: Ints,
     sizes: Ints | None = None,
+    lengths: Ints | None = None,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
     config = experiment.coordinator()
@@ -458,10 +460,11 @@ def _world(
             config,
             costs,
             examples,
-            examples * (dataset.x[:1].nbytes + max(_LABEL_BYTES, dataset.y[:1].nbytes)),
+            examples * dataset.example_bytes,
             needs_loss=decisions.aggregator.needs_loss,
             sample=_sample(decisions),
             part_size=sizes,
+            lengths=lengths,
         ),
         seed=experiment.seed_for("traces"),
         noise=experiment.replay.noise,
@@ -471,6 +474,39 @@ def _world(
         recorded=_recorded_times(experiment),
     )
     return world, decisions
+
+
+def _lengths(
+    dataset: Dataset, data: FleetData | None, examples: Ints, costs: TaskCosts
+) -> Ints | None:
+    """Return the training examples of each device at each padded length, shape (N, L).
+
+    Args:
+        dataset: All examples.
+        data: Their division; None: each device has the lengths of all examples.
+        examples: Training examples of each device, shape (N,).
+        costs: Costs of the steps at each length.
+
+    Returns:
+        None without buckets.
+
+    Raises:
+        ExperimentError: The costs are of other lengths.
+    """
+    if not dataset.buckets:
+        return None
+    known = [each.length for each in costs.shorter]
+    if known != [*dataset.buckets[:-1]]:
+        raise ExperimentError(
+            "replay.task_costs: must have the cost of a step at each length of data.buckets, "
+            f"{[*dataset.buckets[:-1]]} and the longest, got {known} and the longest; remove "
+            'task_costs and set replay.costs_from = "measured"'
+        )
+    places, n = dataset.bucket_places, len(dataset.buckets)
+    if data is None:
+        of_all = np.tile(np.bincount(places, minlength=n), (len(examples), 1))
+        return share_of(of_all, examples)
+    return np.array([np.bincount(places[rows], minlength=n) for rows in data.train_rows])
 
 
 def _recorded_times(experiment: Experiment) -> RecordedTimes | None:

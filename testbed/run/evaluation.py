@@ -16,7 +16,7 @@ from fairbed.device_agent.trainer import check_targets, check_tokens
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.artifact import Artifact, TaskSpec
-from fairbed.wire.evaluation import Evaluation, Quality
+from fairbed.wire.evaluation import Evaluation, Quality, Spread
 from fairbed.wire.shard import make_shard
 
 BATCH = 256
@@ -124,7 +124,14 @@ class FleetEvaluator:
         y = self._data.dataset.y[rows]
         predictions = None if found.scores is None else Predictions(y, found.scores)
         quality = Quality.of(y, found)
-        return Score(len(rows), quality, found.loss_sum, predictions=predictions)
+        return Score(
+            len(rows),
+            quality,
+            found.loss_sum,
+            predictions=predictions,
+            class_counts=found.class_counts,
+            spread=Spread.of(y) if y.dtype.kind == "f" and y.ndim > 1 else None,
+        )
 
     def close(self) -> None:
         """Stop a running evaluation within one batch, and refuse further ones."""

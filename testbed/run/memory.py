@@ -5,7 +5,6 @@ part_sizes        what each planned device computes at once; it must fit into it
 fitting_of        what fits training into the memory of the devices
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,8 +25,8 @@ other statistics of a batch change it by tens of percents."""
 PROBED, PART = 4, 2
 """Examples of a mini-batch that is computed at once and in parts, and of a part."""
 
-VALUE_BYTES, LABEL_BYTES = 4, 8
-"""Size of a value of x and of a label in the memory of a device."""
+VALUE_BYTES = 4
+"""Size of a value of a model in the memory of a device."""
 
 
 def examples_interact(artifact: Artifact) -> bool:
@@ -84,7 +83,7 @@ def fitting_of(experiment: Experiment, spec: TaskSpec, memory: TaskMemory | None
         memory = structs.replace(memory, fixed_bytes=memory.fixed_bytes + gradient_bytes)
     return Fitting(
         memory,
-        data_bytes=VALUE_BYTES * math.prod(spec.x_shape) + LABEL_BYTES,
+        data_bytes=spec.example_bytes,
         batch_size=training.batch_size,
         largest_part=training.part_size,
         chooses=training.micro_batch == "auto",

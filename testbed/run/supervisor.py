@@ -134,9 +134,6 @@ BROKER_RESTARTS = 20
 """A broker that dies so often without a round with an update in between ends the run."""
 
 
-FLOAT_BYTES = 4
-"""Of a number in the training data of an agent."""
-
 BROKER_RETRY_S = 0.2
 """Time between two attempts to start a broker that does not start, seconds."""
 
@@ -413,7 +410,7 @@ async def _choose_backend(
                 n_concurrent=experiment.coordinator().max_computing,
                 memory_bytes=agent_bytes(
                     artifact.spec.layout.size_bytes,
-                    FLOAT_BYTES * data.dataset.x.size // experiment.shards,
+                    artifact.spec.example_bytes * data.dataset.n // experiment.shards,
                 ),
                 probe=Probe.of(artifact, experiment.training) if is_slowed else None,
                 dilation=plan.dilation,

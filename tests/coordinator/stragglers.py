@@ -73,7 +73,7 @@ class SlowTraining:
 
 
 class _Free:
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

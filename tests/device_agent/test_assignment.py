@@ -49,7 +49,7 @@ async def training(coordinator: FakeCoordinator) -> None:
 
 
 class Unpaced:
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

@@ -26,7 +26,7 @@ class Storage:
     def __init__(self) -> None:
         self.read_bytes = 0
 
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

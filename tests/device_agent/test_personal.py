@@ -159,9 +159,13 @@ class RecordedPace:
 
     @contextmanager
     def section(self, name: Section) -> Iterator[Meter]:
-        meter = Meter()
-        meter.step = lambda n_examples: self.work.append((name, n_examples))  # type: ignore[method-assign]
-        yield meter
+        work = self.work
+
+        class Recorded(Meter):
+            def step(self, n_examples: int, length: int | None = None) -> None:
+                work.append((name, n_examples))
+
+        yield Recorded()
 
 
 # --- the rounds ----------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class CountingMeter:
     def steps(self) -> int:
         return len(self.sizes)
 
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         self.sizes.append(n_examples)
 
     def read(self, n_bytes: int) -> None:

@@ -107,3 +107,22 @@ def test_tokens_train_in_a_live_run_and_in_a_replay(
     shown = capsys.readouterr().out
     assert "of positions: mean 0." in shown
     assert f"perplexity {live[1].perplexity:.3f}" in " ".join(shown.split())
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_live_run_by_torch_has_the_losses_of_the_graphs(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    by_torch = result_of(path, "run", "fleet=[{name='pi', count=2}]", "model.engine='torch'")
+    graphs = result_of(path, "replay", "model.engine='onnx'")
+    for one, other in zip(by_torch[2], graphs[2], strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+        counts = [(row.n, row.positions) for row in (one, other)]
+        assert counts[0] == counts[1]
+        for measure in ("accuracy", "exact_match", "iou", "class_accuracy"):
+            assert getattr(one, measure) is not None
+            assert getattr(one, measure) == pytest.approx(getattr(other, measure), abs=0.02)
+    assert [row.weight for row in by_torch[3]] == pytest.approx([row.weight for row in graphs[3]])
+    losses = [[row.loss_train for row in rows[3]] for rows in (by_torch, graphs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

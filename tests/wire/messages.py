@@ -339,6 +339,8 @@ MESSAGES: Mapping[str, AnyMessage] = {
         correct=155,
         positions=310,
         exact=2,
+        iou=0.25,
+        class_accuracy=0.375,
     ),
     "evaluate-request-test": EvaluateRequest(
         round=3, model=MODEL, seed=0, limit_s=30.0, split="test"
@@ -364,7 +366,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "personal-score-two-classes": PersonalScore(round=3, n=60, correct=45, loss=0.75, auroc=0.5),
     "personal-score-regression": PersonalScore(round=3, n=60, loss=0.75, mae=1.25, r2=0.25),
     "personal-score-positions": PersonalScore(
-        round=3, n=60, correct=90, loss=0.75, positions=120, exact=30
+        round=3, n=60, correct=90, loss=0.75, positions=120, exact=30, iou=0.5, class_accuracy=0.75
     ),
     "personal-score-none": PersonalScore(round=3, attempt=1, n=0),
     "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),

@@ -13,7 +13,10 @@ from fairbed.wire.evaluation import (
     Evaluation,
     Predicted,
     Quality,
+    Spread,
     auroc,
+    class_accuracies,
+    class_ious,
     fault_in_measures,
     mean_absolute_error,
     mean_weights,
@@ -118,7 +121,7 @@ def test_positions_without_a_label_count_nowhere() -> None:
     assert found == Quality(correct=4, positions=5, exact=1)
     pixels = np.array([[[1.0, 3.0]], [[2.0, 2.0]]], np.float32)
     found = Quality.of(pixels, Evaluation(0.5, 0, absolute_sum=2.0))
-    assert found == Quality(mae=0.5, r2=0.5, positions=4)
+    assert found == Quality(mae=0.5, r2=0.0, positions=4), "as good as the mean of each pixel"
 
 
 def test_the_auroc_of_labels_is_the_mean_of_those_that_occur_and_are_lacking() -> None:
@@ -131,7 +134,7 @@ def test_the_auroc_of_labels_is_the_mean_of_those_that_occur_and_are_lacking() -
 def test_pooled_evaluations_add_up() -> None:
     half = Evaluation(1.0, 2, np.zeros(2, np.float32), 1, 0.5)
     pooled = Evaluation.pooled([half, half])
-    assert pooled[:2] + pooled[3:] == (2.0, 4, 2, 1.0)
+    assert pooled[:2] + pooled[3:] == (2.0, 4, 2, 1.0, None)
     assert pooled.scores is not None
     assert len(pooled.scores) == 4
     assert Evaluation.pooled([half, Evaluation(1.0, 2)]).scores is None
@@ -180,3 +183,51 @@ def test_a_report_that_lacks_a_number_of_its_task_has_a_fault(
     found = fault_in_measures(task, structs.replace(REPLY, n=4, **numbers))
     assert found is not None
     assert problem in found
+
+
+def test_classes_at_positions_have_an_iou_and_an_accuracy_each() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(4)
+    y, found = rng.integers(-1, 4, (6, 5, 5)), rng.integers(0, 4, (6, 5, 5))
+    counts = np.array(
+        [
+            [np.sum((y == c) & (found == c)) for c in range(6)],
+            [np.sum((y >= 0) & (found == c)) for c in range(6)],
+            [np.sum(y == c) for c in range(6)],
+        ]
+    )
+    is_label = y.ravel() >= 0
+    labels, predicted = y.ravel()[is_label], found.ravel()[is_label]
+    ious = class_ious(counts)
+    expected = metrics.jaccard_score(labels, predicted, average=None, labels=range(4))
+    np.testing.assert_allclose(ious[:4], expected)
+    assert np.isnan(ious[4:]).all(), "a class that is neither label nor predicted has none"
+    accuracies = class_accuracies(counts)
+    expected = metrics.recall_score(labels, predicted, average=None, labels=range(4))
+    np.testing.assert_allclose(accuracies[:4], expected)
+    parts = [Evaluation(1.0, 1, class_counts=counts), Evaluation(2.0, 2, class_counts=counts)]
+    pooled = Evaluation.pooled(parts)
+    quality = Quality.of(y, pooled)
+    assert quality.iou == pytest.approx(ious[:4].mean())
+    assert quality.class_accuracy == pytest.approx(
+        metrics.balanced_accuracy_score(labels, predicted)
+    )
+    nothing = Evaluation(1.0, 0, class_counts=np.zeros((3, 6), np.int64))
+    assert Quality.of(y, nothing).iou is None
+
+
+def test_r2_of_several_outputs_weighs_each_by_its_variance() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(6)
+    y = (rng.standard_normal((9, 2, 3)) * [1.0, 5.0, 0.1] + 4.0).astype(np.float32)
+    prediction = y + rng.standard_normal(y.shape).astype(np.float32)
+    error = float(np.square(y.astype(np.float64) - prediction).sum())
+    expected = metrics.r2_score(
+        y.reshape(9, -1).astype(np.float64),
+        prediction.reshape(9, -1).astype(np.float64),
+        multioutput="variance_weighted",
+    )
+    assert Spread.of(y).r_squared(error) == pytest.approx(expected, rel=1e-9)
+    joined = Spread.joined([Spread.of(y[:2]), Spread.of(y[2:3]), Spread.of(y[3:])])
+    assert joined.r_squared(error) == pytest.approx(expected, rel=1e-9)
+    assert Spread.of(np.ones((4, 2), np.float32)).r_squared(error) is None

@@ -172,7 +172,7 @@ COLUMN_WORDS = {
     **{phase: f"{WORDS[phase]} Seconds." for phase in PHASES},
     "rest": "Share of τ in no phase: mostly control messages in transit.",
     "loss": "Training loss, before the round if it was asked for, or of the last epoch.",
-    "weight/n": "Weight in the merge / share of the examples of the merged devices.",
+    "weight/n": "Weight in the merge / share of the examples, or positions, of merged devices.",
     "reason": "Why it is not done, or its time is not valid.",
 }
 """What the columns mean, by their long headings."""
@@ -401,7 +401,7 @@ def series_of(history: DeviceHistory, metrics: Sequence[MetricRow]) -> list[Seri
             ),
         ),
         Series(
-            "Error (RMSE)" if metrics and metrics[-1].accuracy_mean is None else "Accuracy",
+            _quality_title(metrics),
             (
                 _curve("fleet", "low", ((x.round, spread_of(x).mean) for x in metrics)),
                 _curve("device", "main", ((number, value) for number, value, _ in history.scores)),
@@ -499,6 +499,14 @@ def _link(truth: TruthRow | None) -> str:
     return "" if name is None else f", drew {name}"
 
 
+def _quality_title(metrics: Sequence[MetricRow]) -> str:
+    """Return the title of the curves of accuracy or error."""
+    if metrics and metrics[-1].accuracy_mean is None:
+        return "Error (RMSE)"
+    has_positions = bool(metrics) and metrics[-1].exact_match_mean is not None
+    return "Accuracy of positions" if has_positions else "Accuracy"
+
+
 def _personal(device: DeviceView) -> str:
     """Return accuracy or error of the personal model, if there is one."""
     found = device.personal
@@ -544,7 +552,8 @@ def device_facts(
         ("queue Z", ratio(device.queue, 2)),
         (
             "accuracy" if device.rmse is None else "RMSE",
-            f"{ratio(device.rmse if device.accuracy is None else device.accuracy)}, loss "
+            f"{ratio(device.rmse if device.accuracy is None else device.accuracy)}"
+            f"{' of positions' * (device.has_positions and device.accuracy is not None)}, loss "
             f"{ratio(device.loss)}{_personal(device)}",
         ),
         ("data", f"{row.n_k} examples, {source}"),

@@ -22,6 +22,7 @@ from fairbed.testbed.experiment.datasets.labels import (
     labelled,
 )
 from fairbed.wire.artifact import TaskKind
+from fairbed.wire.buckets import best_buckets, sequence_lengths
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.labels import LabelError
 from fairbed.wire.preparation import (
@@ -78,6 +79,8 @@ class Dataset:
     """Number of classes, or of labels for multi-label; 1 for regression."""
     x_classes: int = 0
     """Number of tokens, the vocabulary, for int64 x; 0 for other x."""
+    buckets: tuple[int, ...] = ()
+    """Lengths to which sequences are padded, ascending, the last that of x; empty: that alone."""
     is_binary: bool = False
     """The model has one logit for the two classes: `[model] task = "binary"`."""
     is_multi_label: bool = False
@@ -141,6 +144,20 @@ class Dataset:
     def x_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return self.x.shape[1:]
+
+    @property
+    def example_bytes(self) -> int:
+        """Size of one example with its targets in a shard."""
+        return int(self.x[:1].nbytes + self.y[:1].nbytes)
+
+    @property
+    def bucket_places(self) -> Ints:
+        """Place in `buckets` of the one that holds each example, shape (n,); 0 without any."""
+        if not self.buckets:
+            return np.zeros(self.n, np.int64)
+        has_labels = self.y_shape[:1] == self.x_shape[:1] and not self.is_multi_label
+        lengths = sequence_lengths(self.x, self.y, has_labels=has_labels)
+        return np.searchsorted(self.buckets, lengths).astype(np.int64)
 
     @property
     def sha256(self) -> str:
@@ -288,6 +305,63 @@ def sized(dataset: Dataset, classes: int | None, vocabulary: int | None) -> Data
         guess="",
         description=dataset.description.replace(old, targets_text(y, classes)),
     )
+
+
+def bucketed(dataset: Dataset, buckets: int | tuple[int, ...]) -> Dataset:
+    """Return the examples with the lengths to which sequences are padded.
+
+    Args:
+        dataset: The examples, with the targets of the task.
+        buckets: `data.buckets`.
+
+    Raises:
+        DatasetError: x are no sequences, one is empty or longer than the longest bucket, or targets
+            by token have no mark of padding.
+    """
+    x, where = dataset.x, "data.buckets"
+    if not dataset.x_classes:
+        kind = "pixels" if x.dtype == np.uint8 else "numbers"
+        raise DatasetError(
+            where, f"must be set for sequences of tokens, integer x, got {kind}", "remove it"
+        )
+    longest, has_tokens = x.shape[1], dataset.y_shape[:1] == x.shape[1:2]
+    if has_tokens and dataset.is_regression:
+        raise DatasetError(
+            where,
+            "must not be set if each token has a number as target, which has no mark of padding, "
+            f"got y of shape {dataset.y.shape}",
+            "remove it",
+        )
+    has_labels = has_tokens and not dataset.is_multi_label
+    lengths = sequence_lengths(x, dataset.y, has_labels=has_labels)
+    if not lengths.all():
+        raise DatasetError(
+            dataset.source,
+            f"each sequence must have a token, got padding alone (token 0) in row "
+            f"{int(lengths.argmin())}",
+            "leave it out",
+        )
+    if isinstance(buckets, int):
+        found = best_buckets(lengths, buckets, longest)
+    elif buckets[-1] != longest:
+        row = int(lengths.argmax())
+        raise DatasetError(
+            where,
+            f"the longest must be {longest}, the length of x, got {buckets[-1]} (row {row} has "
+            f"{lengths[row]} tokens)",
+            f"end it with {longest}, or set data.text.length for texts",
+        )
+    else:
+        found = buckets
+    if len(found) < 2:
+        note = f"all sequences have {longest} tokens, so data.buckets changes nothing"
+        return replace(dataset, notes=(*dataset.notes, note))
+    padded = np.array(found)[np.searchsorted(found, lengths)].sum() / (longest * len(lengths))
+    note = (
+        f"sequences are padded to {', '.join(map(str, found))} tokens (data.buckets): "
+        f"{padded:.0%} of the tokens of one length"
+    )
+    return replace(dataset, buckets=found, notes=(*dataset.notes, note))
 
 
 def autoencoder(dataset: Dataset) -> Dataset:

@@ -46,7 +46,8 @@ def load_masks(folder: Path, config: MasksConfig) -> Dataset:
     preparation = MaskPreparation(no_label=config.no_label)
     with _translated(folder):
         found = read_masked(folder, preparation, partial(check_memory, str(folder)))
-    dataset = _dataset(folder, {"x": found.x, "y": found.y})
+    users = {} if found.users is None else {"device": found.users}
+    dataset = _dataset(folder, {"x": found.x, "y": found.y, **users})
     return replace(dataset, notes=found.notes, preparation=preparation)
 
 

@@ -17,6 +17,7 @@ from fairbed.testbed.experiment.datasets.dataset import (
     Dataset,
     DatasetError,
     autoencoder,
+    bucketed,
     for_task,
     sized,
 )
@@ -105,7 +106,9 @@ def load(
     if config.target == "x":
         whole = autoencoder(whole)
     taken = subsample(for_task(whole, task), config.max_examples, seed)
-    return taken if taken is whole else replace(taken, whole_sha256=whole.sha256)
+    if taken is not whole:
+        taken = replace(taken, whole_sha256=whole.sha256)
+    return taken if config.buckets is None else bucketed(taken, config.buckets)
 
 
 def subsample(dataset: Dataset, max_examples: int | None, seed: int) -> Dataset:

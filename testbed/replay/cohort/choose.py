@@ -81,12 +81,13 @@ def _best(artifact: Artifact, *, has_cluster: bool) -> CohortEngine:
 def _may_be_vectorised(artifact: Artifact) -> bool:
     """Return whether vmap can train a model.
 
-    It cannot update buffers in place, and draws other random numbers than a device.
+    It cannot update buffers in place, draws other random numbers than a device, and takes sequences
+    of one length.
     """
     spec, module = artifact.spec, artifact.module
     has_buffers = spec.layout.n_values > spec.layout.n_params or spec.layout.local.size > 0
     is_random = bool(spec.masks) or (module is not None and module.is_random)
-    return not has_buffers and not is_random
+    return not has_buffers and not is_random and not spec.buckets
 
 
 def _has_gpu() -> bool:
@@ -105,8 +106,8 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
     spec = artifact.spec
     if not _may_be_vectorised(artifact):
         raise ExperimentError(
-            "replay.engine: torch must have a model without buffers and dropout, got "
-            f"{spec.name}; choose auto or device"
+            "replay.engine: torch must have a model without buffers and dropout, and no "
+            f"data.buckets, got {spec.name}; choose auto or device"
         )
     try:
         from fairbed.coordinator.task.modules import make_trainable

@@ -169,7 +169,7 @@ def _failed(at: int, start: Vector, problem: str, rule: CohortRule | None) -> Co
 class Unpaced:
     """The meter of a device without pacing."""
 
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         """Do nothing."""
 
     def read(self, n_bytes: int) -> None:

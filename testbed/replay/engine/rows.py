@@ -155,10 +155,11 @@ def personal_rows(
             round=one.round,
             device=names[one.row],
             n=one.score.n,
-            loss=one.score.loss_sum / one.score.n,
-            **quality_columns(one.score.n, one.score.loss_sum / one.score.n, one.score.quality),
+            loss=loss,
+            **quality_columns(one.score.n, loss, one.score.quality),
         )
         for one in scores
+        for loss in [one.score.loss_sum / one.score.positions]
     ]
 
 

@@ -11,7 +11,7 @@ from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.state.exchange import upload_slots
 from fairbed.device_agent.ditto import validation_size
 from fairbed.device_agent.trainer import EVALUATION_BATCH
-from fairbed.testbed.emulation.work import TaskCosts, passes_s
+from fairbed.testbed.emulation.work import TaskCosts, bucket_passes_s, passes_s
 from fairbed.testbed.host.calibration import ANY_DEVICE
 from fairbed.wire.codecs import packed_bytes
 from fairbed.wire.messages import Hyperparameters
@@ -115,6 +115,7 @@ class Work:
         needs_loss: bool,
         sample: Sample | None = None,
         part_size: Ints | None = None,
+        lengths: Ints | None = None,
     ) -> "Work":
         """Return the work of a round, the same in every round.
 
@@ -126,21 +127,26 @@ class Work:
             needs_loss: Whether the aggregation rule needs the loss of the model that is sent.
             sample: Examples that a loss query evaluates before a selection; None for no query.
             part_size: Examples that each device computes at once, shape (N,); None: as configured.
+            lengths: Examples of each device at each padded length, ascending, shape (N, L); None:
+                all have the same.
         """
         training, n = config.training, len(examples)
         size = training.part_size if part_size is None else part_size
         steps = _steps(training.hyperparameters(1), examples)
-        evaluate_s = _forward_pass_s(costs, examples)
+        counts = examples[:, np.newaxis] if lengths is None else lengths
+        evaluate_s = _forward_pass_s(costs, counts)
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
         return cls(
             examples=examples,
             shard_bytes=shard_bytes,
             steps=steps,
-            train_s=passes_s(costs.train, examples, steps, training.batch_size, size),
-            personal_s=_personal_s(config, costs, examples, size),
+            train_s=_train_s(costs, counts, steps, training.batch_size, size),
+            personal_s=_personal_s(config, costs, counts, size),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
-            query_s=np.zeros(n) if sample is None else _forward_pass_s(costs, queried),
+            query_s=np.zeros(n)
+            if sample is None
+            else _forward_pass_s(costs, share_of(counts, queried)),
             decode_s=costs.decode_s,
             encode_s=costs.encode_s,
         )
@@ -152,27 +158,49 @@ def _steps(h: Hyperparameters, examples: Ints) -> Ints:
     return steps if h.max_steps is None else np.minimum(steps, h.max_steps)
 
 
+def _train_s(
+    costs: TaskCosts, counts: Ints, steps: Ints, batch_size: int, part_size: int | Ints
+) -> Floats:
+    """Return the cost of training steps, shape (N,), given the examples at each length, (N, L)."""
+    if counts.shape[1] == 1:
+        return passes_s(costs.train, counts[:, 0], steps, batch_size, part_size)
+    return bucket_passes_s(costs.train_of_lengths, counts, steps, batch_size, part_size)
+
+
+def share_of(counts: Ints, examples: Ints) -> Ints:
+    """Return so many examples of each device, shape (N,), in proportion to its lengths, (N, L).
+
+    Which ones are drawn depends on the round.
+    """
+    ends = np.cumsum(counts, axis=1)
+    cut = np.round(ends * (examples / np.maximum(ends[:, -1], 1))[:, np.newaxis]).astype(np.int64)
+    return np.diff(cut, axis=1, prepend=np.zeros((len(counts), 1), np.int64))
+
+
 def _personal_s(
-    config: CoordinatorConfig, costs: TaskCosts, examples: Ints, part_size: int | Ints
+    config: CoordinatorConfig, costs: TaskCosts, counts: Ints, part_size: int | Ints
 ) -> Floats:
     """Return the cost of training the personal model (`device_agent.ditto`), shape (N,)."""
     settings, training = config.personalisation, config.training
     if not settings.is_on:
-        return np.zeros(len(examples))
+        return np.zeros(len(counts))
     h, candidates = settings.hyperparameters(training, 1), len(settings.lambda_candidates)
-    is_fixed = settings.choice == "fixed"
+    is_fixed, examples = settings.choice == "fixed", counts.sum(axis=1)
     drawn = np.zeros_like(examples) if is_fixed else validation_size(examples)
     left = examples - drawn
     steps = _steps(h, left)
-    section_s = passes_s(costs.train, left, steps, h.batch_size, part_size)
+    section_s = _train_s(costs, share_of(counts, left), steps, h.batch_size, part_size)
     if is_fixed:
         return section_s
     sections, validations = (candidates, 1) if settings.choice == "local" else (1, steps)
-    validation_s = candidates * validations * _forward_pass_s(costs, drawn)
+    validation_s = candidates * validations * _forward_pass_s(costs, share_of(counts, drawn))
     return np.where(drawn > 0, sections, 1) * section_s + validation_s
 
 
-def _forward_pass_s(costs: TaskCosts, examples: Ints) -> Floats:
-    """Return the cost of one forward pass over the examples, shape (N,)."""
-    steps: Ints = -(-examples // EVALUATION_BATCH)
-    return passes_s(costs.evaluate, examples, steps, EVALUATION_BATCH)
+def _forward_pass_s(costs: TaskCosts, counts: Ints) -> Floats:
+    """Return the cost of one forward pass over the examples at each length, shape (N, L): (N,)."""
+    total_s = np.zeros(len(counts))
+    for at, cost in enumerate(costs.evaluate_of_lengths[-counts.shape[1] :]):
+        steps: Ints = -(-counts[:, at] // EVALUATION_BATCH)
+        total_s += passes_s(cost, counts[:, at], steps, EVALUATION_BATCH)
+    return total_s

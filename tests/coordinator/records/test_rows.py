@@ -26,7 +26,7 @@ from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeSta
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Round, Tick
 from fairbed.coordinator.store.tables import ExchangeRow, ReleaseRow
-from fairbed.wire.evaluation import Evaluation, Quality
+from fairbed.wire.evaluation import Evaluation, Quality, Spread
 from fairbed.wire.messages import MAX_WATTS, Offer, PhaseEnergy
 from tests.coordinator.builders import TRAIN, context, hello, offer
 
@@ -445,3 +445,43 @@ def test_the_error_of_numbers_at_positions_is_over_positions() -> None:
     assert (devices[0].rmse, devices[0].mae, devices[0].positions) == (1.0, 0.5, 12)
     assert metric is not None
     assert (metric.rmse_pooled, metric.exact_match_mean, metric.perplexity) == (1.0, None, None)
+
+
+def test_classes_at_positions_have_numbers_of_each_class() -> None:
+    def score(counts: list[list[int]], iou: float, accuracy: float) -> Score:
+        quality = Quality(correct=5, positions=8, exact=1, iou=iou, class_accuracy=accuracy)
+        return Score(2, quality, 4.0, class_counts=np.array(counts))
+
+    a = score([[2, 0, 0], [4, 0, 0], [2, 2, 0]], 0.25, 0.5)
+    b = score([[0, 3, 0], [0, 4, 0], [1, 3, 0]], 0.375, 0.5)
+    devices, metric = metric_rows(4, {"a": a, "b": b}, 9.0, 0.1)
+    assert [(row.iou, row.class_accuracy) for row in devices] == [(0.25, 0.5), (0.375, 0.5)]
+    assert metric is not None
+    assert (metric.iou_mean, metric.class_accuracy_mean) == (0.3125, 0.5)
+    assert metric.iou_of_classes == "[0.4,0.5,null]"
+    assert metric.class_accuracy_of_classes == f"[{2 / 3},0.6,null]"
+    assert metric.iou_pooled == pytest.approx(0.45)
+    assert metric.class_accuracy_pooled == pytest.approx((2 / 3 + 0.6) / 2)
+    own = Score(2, b.quality, 4.0)  # a device tested the model on examples of its own
+    _, metric = metric_rows(4, {"a": a, "b": own}, 9.0, 0.1)
+    assert metric is not None
+    assert metric.iou_mean == 0.3125
+    assert (metric.iou_pooled, metric.iou_of_classes, metric.class_accuracy_pooled) == (None,) * 3
+
+
+def test_r2_of_numbers_at_positions_is_over_all_examples() -> None:
+    rng = np.random.default_rng(3)
+    y = rng.standard_normal((5, 2, 2)).astype(np.float32)
+    parts = [y[:2], y[2:]]
+    quality = Quality(mae=0.5, r2=0.9, positions=8)
+    scores = {
+        name: Score(len(part), quality, 0.5 * 0.09 * part.size, spread=Spread.of(part))
+        for name, part in zip("ab", parts, strict=True)
+    }
+    _, metric = metric_rows(4, scores, 9.0, 0.1)
+    assert metric is not None
+    spread = float(np.square(y.astype(np.float64) - y.mean(axis=0, dtype=np.float64)).sum())
+    assert metric.r2_pooled == pytest.approx(1.0 - 0.09 * y.size / spread)
+    _, metric = metric_rows(4, {**scores, "c": Score(3, quality, 1.0)}, 9.0, 0.1)
+    assert metric is not None
+    assert metric.r2_pooled is None

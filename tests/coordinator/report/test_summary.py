@@ -373,9 +373,17 @@ def test_numbers_of_several_targets_state_what_they_count(
             s,
             task=task,
             accuracy=structs.replace(s.accuracy, noise=None),
-            positions=Positions(perplexity=7.5, exact_match_mean=0.1, exact_match_pooled=0.2),
+            positions=Positions(
+                perplexity=7.5,
+                exact_match_mean=0.1,
+                exact_match_pooled=0.2,
+                iou_mean=0.5,
+                class_accuracy_of_classes=[0.75, None, 0.25],
+            ),
         )
     )
+    assert "IoU mean 0.500, over all examples –; accuracy of a class, mean –" in text
+    assert "lowest 0.250 (class 2); 1 classes have no label in the tests" in text
     assert f"accuracy   of {what}: mean" in text
     assert f"all {what} right in 10.0 % of the examples" in text
     assert ("; perplexity 7.500" in text) == (what == "positions")

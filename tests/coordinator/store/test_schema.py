@@ -174,6 +174,7 @@ def test_columns_must_be_whole_and_of_one_length() -> None:
     table = table_of(DeviceMetricRow)
     cells: dict[str, Cells] = {"round": 1, "device": ["a", "b"], "n": 1, "accuracy": 0.5}
     cells |= dict.fromkeys(("bytes_down", "auroc", "rmse", "mae", "r2", "positions", "exact_match"))
+    cells |= dict.fromkeys(("iou", "class_accuracy"))
     with pytest.raises(KeyError, match="loss"):
         table.encode_all(Columns(DeviceMetricRow, 2, cells))
     with pytest.raises(ValueError, match="shorter"):

@@ -188,6 +188,15 @@ def test_evaluations_count_positions_and_add_up_by_chunks(name: str) -> None:
         parts = [engine.evaluate(vector, x[i : i + 50], y[i : i + 50]) for i in (0, 50, 100)]
         assert found.exact == sum(part.exact for part in parts)
         assert found.correct == sum(part.correct for part in parts)
+        if task.spec.kind == "multi-label":
+            assert found.class_counts is None
+            continue
+        axis = -1 if x.dtype == np.int64 else 1
+        one = output > 0.0 if task.spec.kind == "binary" else output.argmax(axis)
+        kinds = one[right], one[y >= 0], y[y >= 0]
+        counts = [np.bincount(kind, minlength=classes) for kind in kinds]
+        assert found.class_counts is not None
+        assert found.class_counts.tolist() == np.array(counts).tolist()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.toml"
 
-COSTS = {
+COSTS: dict[str, Any] = {
     "step_s": 2e-3,
     "example_s": 1e-3,
     "evaluation_step_s": 1e-3,

@@ -82,6 +82,22 @@ async def test_a_replay_has_the_models_of_live_agents(mode: BatchNorm, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["silobn", "fedbn"])
+async def test_micro_batches_keep_the_same_values_live_and_replayed(
+    mode: BatchNorm, tmp_path: Path
+) -> None:
+    """A step updates the statistics of a device once for each part, as `training.micro_batch`."""
+    parts = msgspec.structs.replace(TRAINING, micro_batch=4, micro_batch_statistics=True)
+    one = config(mode, 3, training=parts)
+    place = await run_live(tmp_path / "live", one, QUICK_S, artifact=task(mode))
+    with place.reader() as reader:
+        live = [row.model_sha256 for row in reader.rounds()]
+    virtual = replay_story(tmp_path / "replay", one, QUICK_S, artifact=task(mode))
+    assert virtual.models == live, "bit for bit"
+    whole = replay_story(tmp_path / "whole", config(mode, 3), QUICK_S, artifact=task(mode))
+    assert whole.models[0] != virtual.models[0], "each part has statistics of its own"
+
+
+@pytest.mark.parametrize("mode", ["silobn", "fedbn"])
 async def test_a_restart_of_coordinator_and_devices_changes_no_bit(
     mode: BatchNorm, tmp_path: Path
 ) -> None:

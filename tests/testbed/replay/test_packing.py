@@ -29,7 +29,7 @@ from tests.testbed.recording.rows import TRAINING, World
 from tests.testbed.replay.fleets import COSTS, experiment, replay_rounds
 from tests.testbed.replay.test_profile_replay import DEVICE, TRAIN_S
 
-PACKING = {"decode_s": 8e-3, "encode_s": 20e-3}
+PACKING: dict[str, Any] = {"decode_s": 8e-3, "encode_s": 20e-3}
 DECODE_S, ENCODE_S = 0.02, 0.05
 """The same on a core of speed 0.4."""
 

@@ -55,6 +55,18 @@ def test_a_mask_has_the_class_of_each_pixel(tmp_path: Path) -> None:
     assert data.class_counts() == [("0", 8), ("1", 6), ("2", 6)]
 
 
+def test_folders_in_both_folders_are_users(tmp_path: Path) -> None:
+    files = {name.replace("/", f"/{name[-5]}/"): content for name, content in MASKED.items()}
+    files |= {
+        "images/b/more.png": MASKED["images/a.png"],
+        "masks/b/more.png": MASKED["masks/a.png"],
+    }
+    data = loaded(tmp_path, files)
+    assert data.device_ids is not None
+    assert data.device_ids.tolist() == [0, 1, 1]
+    np.testing.assert_array_equal(data.y[0], data.y[2])
+
+
 def test_the_value_without_a_label_is_a_key(tmp_path: Path) -> None:
     data = loaded(tmp_path, MASKED, masks=MasksConfig(no_label=-1))
     assert (data.labels, data.y.max()) == ((0, 1, 2, 255), 3)
@@ -87,6 +99,10 @@ def test_the_index_of_a_palette_and_black_and_white_are_classes(tmp_path: Path) 
         (
             {"masks/a.png": b"\x89PNG"},
             "masks/a.png: must be a readable picture, got no picture; re",
+        ),
+        (
+            {"images/b/c.png": RGB[1], "masks/b/c.png": MASK},
+            "images and masks must have files, or a folder for each user, got both; move the",
         ),
         (
             {"images/b.png": RGB[1]},

@@ -45,7 +45,7 @@ RECIPES = {recipe.name: recipe for recipe in SHIPPED}
 class Meter:
     """A meter that does nothing."""
 
-    def step(self, n_examples: int) -> None:
+    def step(self, n_examples: int, length: int | None = None) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

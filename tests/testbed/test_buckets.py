@@ -1,0 +1,154 @@
+"""data.buckets: sequences padded to several lengths, live, replayed, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the model is exported with torch")
+pytest.importorskip("onnx", reason="the model is exported as graphs")
+
+from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
+from fairbed.testbed.experiment.datasets.loading import load
+from fairbed.testbed.experiment.file import ExperimentError, load_experiment
+from tests.coordinator.task.test_lengths import LENGTH, VOCABULARY
+from tests.testbed.test_positions import result_of
+
+HERE, N = "tests.testbed.test_buckets", 60
+
+EXPERIMENT = f"""
+name = "sentences"
+rounds = 2
+[model]
+name = "tests.coordinator.task.test_lengths:recurrent"
+[data]
+source = "{HERE}:sentences"
+buckets = [3, 5, 8]
+classes = 9
+[training]
+learning_rate = 0.5
+batch_size = 5
+micro_batch = 2
+[selection]
+per_round = 2
+[replay]
+costs_from = "measured"
+[[fleet]]
+profile = "raspberry-pi-4b"
+name = "pi"
+count = 2
+"""
+
+
+def sentences() -> dict[str, Any]:
+    """Return sentences that count upwards, and mostly are short, with their next tokens."""
+    rng = np.random.default_rng(1)
+    starts, short = rng.integers(0, VOCABULARY - 1, (N, 1)), rng.integers(2, 4, (N, 1))
+    lengths = np.where(rng.random((N, 1)) < 0.7, short, rng.integers(4, LENGTH + 1, (N, 1)))
+    x = 1 + (starts + np.arange(LENGTH)) % (VOCABULARY - 1)
+    is_padding = np.arange(LENGTH) >= lengths
+    y = np.where(is_padding, -1, np.roll(x, -1, axis=1))
+    return {"x": np.where(is_padding, 0, x), "y": y}
+
+
+def with_an_empty_one() -> dict[str, Any]:
+    found = sentences()
+    found["x"][7], found["y"][7] = 0, -1
+    found["y"] = found["x"][:, 0].clip(1) - 1
+    return found
+
+
+def of_numbers() -> dict[str, Any]:
+    return {"x": sentences()["x"].astype(np.float32), "y": sentences()["x"][:, 0] % 2}
+
+
+def with_numbers_as_targets() -> dict[str, Any]:
+    x = sentences()["x"]
+    return {"x": x, "y": x * 0.37}
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["onnx", "torch"])
+def test_a_live_run_and_its_replay_train_the_same_model(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "sentences.toml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    chosen = f"model.engine='{engine}'"
+    live = result_of(path, "run", chosen, "fleet=[{name='pi', count=2}]")
+    replayed = result_of(path, "replay", chosen)
+    assert live[1].perplexity == replayed[1].perplexity
+    assert live[1].exact_match_mean == replayed[1].exact_match_mean
+    assert [row.steps for row in live[3]] == [row.steps for row in replayed[3]]
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_steps_of_short_sequences_take_less_time(tmp_path: Path) -> None:
+    path = tmp_path / "sentences.toml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    with_buckets = result_of(path, "replay", "name='a'")
+    resolved = load_experiment(tmp_path / "replay" / "experiment.toml")
+    costs = resolved.replay.task_costs
+    assert costs is not None
+    assert [each.length for each in costs.shorter] == [3, 5]
+    assert costs.shorter[0].step_s + costs.shorter[0].example_s < costs.step_s + costs.example_s
+    (tmp_path / "replay").rename(tmp_path / "of-buckets")
+    text = EXPERIMENT.replace("buckets = [3, 5, 8]\n", "")
+    path.write_text(text, encoding="utf-8")
+    of_one = result_of(path, "replay", f"replay.costs_from='{tmp_path / 'of-buckets'}'")
+    times = [sum(row.train_s or 0.0 for row in rows) for rows in (with_buckets[3], of_one[3])]
+    assert 0.0 < times[0] < times[1]
+
+
+def loaded(source: str = "sentences", **options: Any) -> Any:
+    return load(DataConfig(source=f"{HERE}:{source}", **options), 0, {})
+
+
+def test_the_lengths_are_chosen_or_given() -> None:
+    found = loaded(buckets=2)
+    assert len(found.buckets) == 2
+    assert found.buckets[-1] == LENGTH
+    assert found.buckets[0] == 3, "most sentences have 2 or 3 tokens"
+    assert "sequences are padded to 3, 8 tokens" in found.notes[-1]
+    assert loaded(buckets=(4, LENGTH)).buckets == (4, LENGTH)
+    assert loaded().buckets == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "buckets", "line"),
+    [
+        ("sentences", (4, 6), "data.buckets: the longest must be 8, the length of x, got 6 (row "),
+        (
+            "with_an_empty_one",
+            2,
+            "each sequence must have a token, got padding alone (token 0) in ",
+        ),
+        ("of_numbers", 2, "data.buckets: must be set for sequences of tokens, integer x, got num"),
+        ("with_numbers_as_targets", 2, "data.buckets: must not be set if each token has a number"),
+    ],
+)
+def test_data_without_buckets_are_one_line(source: str, buckets: Any, line: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        loaded(source, buckets=buckets)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "line"),
+    [
+        ("[5, 3, 8]", "buckets must increase, got 3 after 5"),
+        ("[8]", "buckets must be 2 to 32 lengths, got 1"),
+        ("[0, 8]", "data.buckets"),
+        ("1", "data.buckets"),
+    ],
+)
+def test_lengths_that_are_no_buckets_are_one_line(tmp_path: Path, buckets: str, line: str) -> None:
+    path = tmp_path / "sentences.toml"
+    path.write_text(EXPERIMENT.replace("[3, 5, 8]", buckets), encoding="utf-8")
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
