@@ -32,6 +32,7 @@ from fairbed.testbed.experiment.fleet import (
     unlikely_numbers,
 )
 from fairbed.testbed.experiment.shards import FleetData, load_examples, task_of
+from fairbed.testbed.host.memory import fitting_of
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
@@ -49,7 +50,7 @@ from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
-from fairbed.testbed.run.memory import fitting_of, part_sizes
+from fairbed.testbed.run.memory import part_sizes, unknown_memory
 from fairbed.testbed.run.preflight import (
     PreflightFinding,
     engine_findings,
@@ -107,6 +108,8 @@ class ReplaySetup:
         yield from source_findings(self.inputs)
         if self.left_out is not None:
             yield PreflightFinding("not-replayed", self.left_out, "warning")
+        if (costs := self.experiment.replay.task_costs) is not None:
+            yield from unknown_memory(self.experiment.model.name, costs.work)
         for line in self.unlikely:
             yield PreflightFinding("magnitude", line, "warning")
         if self.artifact is not None:
@@ -339,8 +342,8 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
     artifact = task_of(experiment.model, dataset)
-    fitting = fitting_of(experiment, artifact.spec, costs.memory)
-    sizes = part_sizes(experiment, fitting, [(d.spec.name, d.profile) for d in devices], examples)
+    memory = [0 if d.profile is None else d.profile.memory_bytes for d in devices]
+    sizes = _part_sizes(experiment, artifact, names, np.array(memory), examples)
     conditions = columns_of(devices)
     world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes)
     rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
@@ -422,7 +425,8 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     data, examples = _examples(experiment, dataset, fleet.names, {})
     conditions = fleet.means, fleet.varying
     artifact = task_of(experiment.model, dataset)
-    world, decisions = _world(experiment, dataset, artifact, conditions, examples)
+    sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)
+    world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
     return ReplaySetup(
@@ -438,13 +442,27 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     )
 
 
+def _part_sizes(
+    experiment: Experiment,
+    artifact: Artifact,
+    names: Sequence[str],
+    memory_bytes: Ints,
+    n_k: Ints,
+) -> Ints:
+    """Return `part_sizes` by the memory of training in the costs, which are known."""
+    costs = experiment.replay.task_costs
+    assert costs is not None, "with_costs has set it"
+    fitting = fitting_of(experiment.training, artifact.spec, costs.memory)
+    return part_sizes(experiment, fitting, names, memory_bytes, n_k)
+
+
 def _world(
     experiment: Experiment,
     dataset: Dataset,
     artifact: Artifact,
     conditions: tuple[MeanConditions, VaryingConditions],
     examples: Ints,
-    sizes: Ints | None = None,
+    sizes: Ints,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
     config = experiment.coordinator()
