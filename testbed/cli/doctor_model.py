@@ -13,7 +13,7 @@ from fairbed import profiles
 from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.state.memory import SHARE, Fitting
 from fairbed.coordinator.task.catalogue import build_task, make_module
-from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
+from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.profiles import Profile
 from fairbed.testbed.emulation.step_speed import StepWork, several_speeds_s, step_s
@@ -84,12 +84,15 @@ def main(options: argparse.Namespace, experiment: Experiment | None) -> int:
         raise UsageError("--model: must have torch to export, got none; install fairbed[torch]")
     task = _task_of(options, experiment)
     findings = list[ModelFinding]()
-    for finding in _findings(task):
-        findings.append(finding)
-        if not options.json:
-            mark = "ok     " if finding.is_ok else "REFUSED"
-            hint = f"; {finding.what_to_do}" if finding.what_to_do else ""
-            print(f"{mark}  model    {finding.name:<14} {finding.found}{hint}", flush=True)
+    try:
+        for finding in _findings(task):
+            findings.append(finding)
+            if not options.json:
+                mark = "ok     " if finding.is_ok else "REFUSED"
+                hint = f"; {finding.what_to_do}" if finding.what_to_do else ""
+                print(f"{mark}  model    {finding.name:<14} {finding.found}{hint}", flush=True)
+    except UnknownTask as exc:
+        raise UsageError(str(exc)) from exc
     if options.json:
         print(msgspec.json.encode(findings).decode())
     return 0 if all(finding.is_ok for finding in findings) else 1

@@ -151,10 +151,15 @@ def test_a_refused_model_names_each_operation(
             ["--x-shape", "3y4", "--classes", "2"],
             "--x-shape: must be sizes such as 3x96x96, got '3y4'; separate them by x",
         ),
+        (
+            ["--x-shape", "4", "--classes", "2"],
+            "model.name: no_such_module:Net must name an importable module, got none named "
+            "'no_such_module'; correct the name, or run fairbed in its folder",
+        ),
     ],
 )
 def test_what_the_command_needs(
     options: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--model", "my.mod:Net", *options]) == 2
+    assert main(["doctor", "--model", "no_such_module:Net", *options]) == 2
     assert error_of(capsys) == f"fairbed: {line}"
