@@ -121,7 +121,7 @@ def unknown_memory(model: str, work: StepWork | None) -> Iterator[PreflightFindi
     if work is None and model not in MODELS:
         yield PreflightFinding(
             "memory",
-            f"the peak memory of training {model} is unknown, as its steps cannot be counted: no "
+            f"the peak memory of training {model} is unknown, as its steps are not counted: no "
             "device is checked, and training.micro_batch = auto computes whole mini-batches",
             "warning",
         )

@@ -73,7 +73,7 @@ def test_of_many_small_devices_a_few_are_named() -> None:
 def test_a_model_whose_steps_cannot_be_counted_is_named() -> None:
     [found] = unknown_memory("my:net", None)
     assert (found.kind, found.level) == ("memory", "warning")
-    assert found.text.startswith("the peak memory of training my:net is unknown, as its steps can")
+    assert found.text.startswith("the peak memory of training my:net is unknown, as its steps are")
     assert [*unknown_memory("cnn", None)] == [*unknown_memory("my:net", step_work(CNN))] == []
 
 
