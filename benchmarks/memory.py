@@ -217,7 +217,7 @@ def _run(
 
     plan = RunPlan(experiment, folder, "memory")
     # The export of a large network takes minutes, so the run takes the one that was measured.
-    with patch.object(supervisor, "load_task", return_value=artifact):
+    with patch.object(supervisor, "task_of", return_value=artifact):
         end = anyio.run(run_experiment, plan, after_round)
     if end != "done":
         raise SystemExit(f"the run must be done, got {end}")
