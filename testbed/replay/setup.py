@@ -109,7 +109,7 @@ class ReplaySetup:
         if self.left_out is not None:
             yield PreflightFinding("not-replayed", self.left_out, "warning")
         if (costs := self.experiment.replay.task_costs) is not None:
-            yield from unknown_memory(self.experiment.model.name, costs.work)
+            yield from unknown_memory(self.experiment.model.name, costs.work, costs.memory)
         for line in self.unlikely:
             yield PreflightFinding("magnitude", line, "warning")
         if self.artifact is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.coordinator.state.memory import Fitting
+from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.emulation.step_speed import StepWork
@@ -111,14 +111,17 @@ def part_sizes(
     return sizes
 
 
-def unknown_memory(model: str, work: StepWork | None) -> Iterator[PreflightFinding]:
+def unknown_memory(
+    model: str, work: StepWork | None, memory: TaskMemory | None
+) -> Iterator[PreflightFinding]:
     """Yield a warning if the memory of training is unknown, so that no device is checked.
 
     Args:
         model: Name of the model in the experiment; every shipped one needs little.
         work: Arithmetic and memory traffic of a step; None if it is not counted.
+        memory: Memory of training; None if it is small, or unknown.
     """
-    if work is None and model not in MODELS:
+    if work is None and memory is None and model not in MODELS:
         yield PreflightFinding(
             "memory",
             f"the peak memory of training {model} is unknown, as its steps are not counted: no "

@@ -548,11 +548,12 @@ async def _fitting(
     """
     memory, unknown = None, list[PreflightFinding]()
     if costs is not None:
-        memory, unknown = costs.memory, [*unknown_memory(artifact.spec.model, costs.work)]
+        memory = costs.memory
+        unknown = [*unknown_memory(artifact.spec.model, costs.work, memory)]
     elif plan.experiment.physical or not plan.knows_fleet:
         training = plan.experiment.training.hyperparameters(1)
         work, memory = await anyio.to_thread.run_sync(memory_here, artifact, training)
-        unknown = [*unknown_memory(artifact.spec.model, work)]
+        unknown = [*unknown_memory(artifact.spec.model, work, memory)]
     fitting = fitting_of(plan.experiment.training, artifact.spec, memory)
     names, sizes = [d.spec.name for d in planned], [_checked_bytes(d) for d in planned]
     n_k = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
