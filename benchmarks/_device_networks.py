@@ -6,28 +6,11 @@ Source:
     Vaswani et al., NeurIPS 2017 (transformer); Dosovitskiy et al., ICLR 2021 (ViT).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from benchmarks._vision import MODELS
-from fairbed.wire.artifact import TaskKind, XRange
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A network, and what it maps to what."""
-
-    make: Callable[[], nn.Module]
-    x_shape: tuple[int, ...]
-    classes: int
-    tokens: int = 0
-    """Size of the vocabulary; 0 for x in float32."""
-    kind: TaskKind = "classification"
-    y_shape: tuple[int, ...] = ()
-    x_range: XRange | None = None
+from tests.coordinator.task.architectures import Architecture
 
 
 class _Tokens(nn.Module):
@@ -87,19 +70,25 @@ def _femnist() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 62))
 
 
-NETWORKS: dict[str, Network] = {
-    "MobileNetV2 1.0, 96 x 96": Network(MODELS["mobilenet-v2"], (3, 96, 96), 1000),
-    "ResNet-18, 96 x 96": Network(MODELS["resnet-18"], (3, 96, 96), 1000),
-    "DS-CNN, 49 x 10": Network(_ds_cnn, (1, 49, 10), 12),
-    "CNN of FEMNIST, 28 x 28": Network(_femnist, (1, 28, 28), 62),
-    "character LSTM, 2 x 256, T = 80": Network(
-        lambda: _Tokens(90, 8, 256, 90, nn.LSTM(8, 256, 2, batch_first=True)), (80,), 90, 90
+NETWORKS: dict[str, Architecture] = {
+    "MobileNetV2 1.0, 96 x 96": Architecture(MODELS["mobilenet-v2"], (3, 96, 96), 1000),
+    "ResNet-18, 96 x 96": Architecture(MODELS["resnet-18"], (3, 96, 96), 1000),
+    "DS-CNN, 49 x 10": Architecture(_ds_cnn, (1, 49, 10), 12),
+    "CNN of FEMNIST, 28 x 28": Architecture(_femnist, (1, 28, 28), 62),
+    "character LSTM, 2 x 256, T = 80": Architecture(
+        lambda: _Tokens(90, 8, 256, 90, nn.LSTM(8, 256, 2, batch_first=True)),
+        (80,),
+        90,
+        x_classes=90,
     ),
-    "GRU, 2 x 64, T = 64": Network(
-        lambda: _Tokens(2000, 64, 64, 4, nn.GRU(64, 64, 2, batch_first=True)), (64,), 4, 2000
+    "GRU, 2 x 64, T = 64": Architecture(
+        lambda: _Tokens(2000, 64, 64, 4, nn.GRU(64, 64, 2, batch_first=True)),
+        (64,),
+        4,
+        x_classes=2000,
     ),
-    "transformer encoder, 128 x 4, T = 64": Network(
-        lambda: _Tokens(2000, 128, 128, 4, _encoder(128, 4)), (64,), 4, 2000
+    "transformer encoder, 128 x 4, T = 64": Architecture(
+        lambda: _Tokens(2000, 128, 128, 4, _encoder(128, 4)), (64,), 4, x_classes=2000
     ),
-    "ViT, 192 x 4, 96 x 96": Network(lambda: _Patches(192, 8, 144, 4), (3, 96, 96), 100),
+    "ViT, 192 x 4, 96 x 96": Architecture(lambda: _Patches(192, 8, 144, 4), (3, 96, 96), 100),
 }

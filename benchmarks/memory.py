@@ -29,10 +29,9 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.peak_memory import peak_resident_bytes
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.experiment.file import Experiment, load_experiment
-from fairbed.testbed.host.memory import measured_memory
+from fairbed.testbed.host.memory import fitting_of, measured_memory
 from fairbed.testbed.host.step_work import step_work
 from fairbed.testbed.run import supervisor
-from fairbed.testbed.run.memory import fitting_of
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import Artifact, decode_artifact, encode_artifact
@@ -185,7 +184,7 @@ def _row(case: Case, folder: Path, artifact: Artifact) -> Row:
     assert work is not None, "steps of a graph are counted"
     memory = measured_memory(encode_artifact(artifact), hyperparameters, work)
     measured, n_k = _run(experiment, folder / "run", artifact, memory)
-    fitting = fitting_of(experiment, artifact.spec, memory)
+    fitting = fitting_of(experiment.training, artifact.spec, memory)
     assert fitting is not None, "there is a memory"
     part = fitting.part_size(profiles.load(case.board).memory_bytes, n_k)
     predicted = fitting.memory.peak_bytes(part, n_k * fitting.data_bytes)
@@ -218,7 +217,7 @@ def _run(
 
     plan = RunPlan(experiment, folder, "memory")
     # The export of a large network takes minutes, so the run takes the one that was measured.
-    with patch.object(supervisor, "load_task", return_value=artifact):
+    with patch.object(supervisor, "task_of", return_value=artifact):
         end = anyio.run(run_experiment, plan, after_round)
     if end != "done":
         raise SystemExit(f"the run must be done, got {end}")

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,6 +31,9 @@ from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.host.speed import cpu_model
 from fairbed.testbed.progress import tracked
 from fairbed.wire.artifact import Artifact, encode_artifact
+
+if TYPE_CHECKING:
+    from tests.coordinator.task.architectures import Architecture
 
 MEMORY = """
 import os, sys
@@ -102,46 +105,30 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _chosen(names: str | None, *, is_small: bool) -> list[tuple[str, Any, bool]]:
+def _chosen(names: str | None, *, is_small: bool) -> list[tuple[str, "Architecture", bool]]:
     """Return name and network, and whether it is one of the tests."""
-    from benchmarks._device_networks import NETWORKS, Network
+    from benchmarks._device_networks import NETWORKS
+    from tests.coordinator.task.architectures import ARCHITECTURES
 
-    found: list[tuple[str, Any, bool]] = [(name, net, False) for name, net in NETWORKS.items()]
+    found = [(name, network, False) for name, network in NETWORKS.items()]
     if is_small:
-        from tests.coordinator.task.architectures import ARCHITECTURES
-
-        for name, a in ARCHITECTURES.items():
-            of_x = a.x_shape, a.classes, a.x_classes
-            found.append((name, Network(a.make, *of_x, a.kind, a.y_shape, a.x_range), True))
+        found += [(name, network, True) for name, network in ARCHITECTURES.items()]
     begins = None if names is None else tuple(names.split(","))
     return [entry for entry in found if begins is None or entry[0].startswith(begins)]
 
 
-def measured(name: str, network: Any, is_small: bool, batch: int, seconds: float) -> Row:
+def measured(name: str, network: "Architecture", is_small: bool, batch: int, seconds: float) -> Row:
     """Export a network, and measure it."""
     import onnx
     import torch
 
-    from fairbed.coordinator.task.export import export_task
     from fairbed.coordinator.task.selfcheck import ExportFigures
     from fairbed.testbed.host.model_steps import step_times
 
     torch.manual_seed(0)
     module, found = network.make(), list[ExportFigures]()
     try:
-        artifact = export_task(
-            module,
-            "bench",
-            "bench",
-            network.x_shape,
-            network.classes,
-            x_dtype="int64" if network.tokens else "float32",
-            x_classes=network.tokens,
-            kind=network.kind,
-            y_shape=network.y_shape,
-            x_range=network.x_range,
-            report=found.append,
-        )
+        artifact = network.export(module, found.append)
     except TaskError as exc:
         return Row(network=name, is_small=is_small, engine=f"refused: {exc}")
     times = step_times(artifact, module, batch, seconds)

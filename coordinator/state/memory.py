@@ -8,7 +8,10 @@ A device fits if the peak is at most `SHARE` of its memory.
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 from msgspec import Meta, Struct
+
+from fairbed.coordinator.algorithms.arrays import Ints
 
 Bytes = Annotated[float, Meta(ge=0.0, le=1e15)]
 
@@ -52,12 +55,17 @@ class TaskMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         peak = max(self.least_bytes, self.fixed_bytes + self.example_bytes * n_examples)
         return peak + data_bytes
 
-    def most_examples(self, memory_bytes: int, data_bytes: float) -> int:
-        """Return how many examples may be computed at once in a memory; 0 if it is too small."""
+    def most_examples(self, memory_bytes: Ints, data_bytes: Ints) -> Ints:
+        """Return how many examples may be computed at once, shape (N,); 0 if none fits.
+
+        Args:
+            memory_bytes: Memory of each device, shape (N,).
+            data_bytes: Size of its examples in memory, shape (N,).
+        """
         room = SHARE * memory_bytes - data_bytes
-        if room < self.least_bytes:
-            return 0
-        return max(0, int((room - self.fixed_bytes) // max(self.example_bytes, 1.0)))
+        most = (room - self.fixed_bytes) // max(self.example_bytes, 1.0)
+        found: Ints = np.where(room < self.least_bytes, 0.0, np.maximum(most, 0.0)).astype(np.int64)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +82,21 @@ class Fitting:
     chooses: bool
     """A device computes as many as fit into its memory."""
 
-    def part_size(self, memory_bytes: int, n_k: int) -> int:
-        """Return the examples that a device computes at once; 0 if they do not fit.
+    def part_sizes(self, memory_bytes: Ints, n_k: Ints) -> Ints:
+        """Return the examples that devices compute at once, shape (N,); 0 if they do not fit.
 
         Args:
-            memory_bytes: Memory of the device.
-            n_k: Its training examples.
+            memory_bytes: Memory of each device, shape (N,).
+            n_k: Its training examples, shape (N,).
         """
         most = self.memory.most_examples(memory_bytes, n_k * self.data_bytes)
         size = self.largest_part
-        return min(size, most) if self.chooses or most >= size else 0
+        found: Ints = np.where(self.chooses | (most >= size), np.minimum(size, most), 0)
+        return found
+
+    def part_size(self, memory_bytes: int, n_k: int) -> int:
+        """Return the same of one device."""
+        return int(self.part_sizes(np.array([memory_bytes]), np.array([n_k]))[0])
 
     def micro_batch(self, memory_bytes: int, n_k: int) -> int | None:
         """Return the `Hyperparameters.micro_batch` of a device; None for a whole mini-batch."""
@@ -95,7 +108,7 @@ class Fitting:
         if self.part_size(memory_bytes, n_k):
             return ""
         data_bytes = n_k * self.data_bytes
-        most = self.memory.most_examples(memory_bytes, data_bytes)
+        [most] = self.memory.most_examples(np.array([memory_bytes]), np.array([data_bytes]))
         size = 1 if self.chooses else self.largest_part
         peak = self.memory.peak_bytes(size, data_bytes)
         remedy = f"set training.micro_batch to at most {most}" if most else "leave it out"

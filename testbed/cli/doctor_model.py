@@ -11,8 +11,9 @@ import msgspec
 
 from fairbed import profiles
 from fairbed.coordinator.policy.config import TrainingConfig
+from fairbed.coordinator.state.memory import SHARE, Fitting
 from fairbed.coordinator.task.catalogue import build_task, make_module
-from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
+from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.profiles import Profile
 from fairbed.testbed.emulation.step_speed import StepWork, several_speeds_s, step_s
@@ -22,6 +23,7 @@ from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import load_examples
 from fairbed.testbed.host.calibration import Probe
+from fairbed.testbed.host.memory import bound_bytes, fitting_of
 from fairbed.testbed.host.model_steps import step_times
 from fairbed.testbed.host.speed import host_speed, machine_costs_now
 from fairbed.testbed.host.step_work import evaluation_work, step_work
@@ -30,7 +32,7 @@ from fairbed.wire.artifact import Artifact, BatchNorm, ClassesAxis, TaskKind
 if TYPE_CHECKING:
     from fairbed.coordinator.task.selfcheck import ExportFigures
 
-DEFAULT_BATCH = 16
+DEFAULT_BATCH, MIB = 16, 1 << 20
 
 FLOPS = {
     "conv_flops": "dense convolutions",
@@ -82,12 +84,15 @@ def main(options: argparse.Namespace, experiment: Experiment | None) -> int:
         raise UsageError("--model: must have torch to export, got none; install fairbed[torch]")
     task = _task_of(options, experiment)
     findings = list[ModelFinding]()
-    for finding in _findings(task):
-        findings.append(finding)
-        if not options.json:
-            mark = "ok     " if finding.is_ok else "REFUSED"
-            hint = f"; {finding.what_to_do}" if finding.what_to_do else ""
-            print(f"{mark}  model    {finding.name:<14} {finding.found}{hint}", flush=True)
+    try:
+        for finding in _findings(task):
+            findings.append(finding)
+            if not options.json:
+                mark = "ok     " if finding.is_ok else "REFUSED"
+                hint = f"; {finding.what_to_do}" if finding.what_to_do else ""
+                print(f"{mark}  model    {finding.name:<14} {finding.found}{hint}", flush=True)
+    except UnknownTask as exc:
+        raise UsageError(str(exc)) from exc
     if options.json:
         print(msgspec.json.encode(findings).decode())
     return 0 if all(finding.is_ok for finding in findings) else 1
@@ -182,7 +187,7 @@ def _findings(task: _Task) -> Iterator[ModelFinding]:
         )
     yield from _operations(artifact, task.batch)
     yield _here(artifact, task)
-    yield from _on_boards(artifact, task)
+    yield from _on_machines(artifact, task)
 
 
 def _refused(exc: Exception) -> Iterator[ModelFinding]:
@@ -273,15 +278,17 @@ def _here(artifact: Artifact, task: _Task) -> ModelFinding:
     )
 
 
-def _on_boards(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
-    """Yield the predicted time of a step on each board, by the costs that a run would use."""
+def _on_machines(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
+    """Yield peak memory, and time and parts of a step on each board, as a run would predict."""
+    training = TrainingConfig(batch_size=task.batch, micro_batch="auto")
     try:
         speed = host_speed(os.environ).core_speed
-        probe = Probe.of(artifact, TrainingConfig(batch_size=task.batch))
-        costs = TaskCosts.of(machine_costs_now(probe, os.environ), speed)
+        costs = TaskCosts.of(machine_costs_now(Probe.of(artifact, training), os.environ), speed)
     except BackendError as exc:
         yield ModelFinding(name="boards", is_ok=True, found=f"unknown: {exc}")
         return
+    fitting = fitting_of(training, artifact.spec, costs.memory)
+    yield _memory(artifact, task.batch, costs, fitting)
     for board in task.boards:
         reference_s, work = costs.train.seconds(task.batch), costs.work
         found_s = step_s(board, reference_s, work, task.batch)
@@ -291,11 +298,48 @@ def _on_boards(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
             if is_known
             else "by core_speed alone, which is too fast for large models"
         )
+        part = task.batch if fitting is None else fitting.part_size(board.memory_bytes, 0)
         yield _finding(
             f"on {board.name}",
-            f"{task.batch} examples in {found_s * 1e3:.3g} ms, predicted {basis}",
+            f"{task.batch} examples in {found_s * 1e3:.3g} ms, predicted {basis}"
+            f"{_parts(part, task.batch, board.memory_bytes)}",
             step_s=found_s,
+            micro_batch=part,
         )
+
+
+def _memory(
+    artifact: Artifact, batch: int, costs: TaskCosts, fitting: Fitting | None
+) -> ModelFinding:
+    """Return the predicted peak of an agent in training, without the data of its device."""
+    if costs.work is None:
+        return _finding("memory", "unknown, as the steps cannot be counted; no board is checked")
+    if costs.memory is None or fitting is None:
+        bound = bound_bytes(artifact.spec.layout, costs.work, batch)
+        return _finding(
+            "memory",
+            f"at most {bound / MIB:.0f} MiB for {batch} examples at once, by memory traffic: fits "
+            "into every board",
+            bound_bytes=bound,
+        )
+    whole, one = costs.memory.peak_bytes(batch), fitting.memory.peak_bytes(1)
+    return _finding(
+        "memory",
+        f"an agent needs {whole / MIB:.0f} MiB for {batch} examples at once, {one / MIB:.0f} MiB "
+        "for one at a time, and its data; predicted from two measured sizes",
+        peak_bytes=whole,
+        least_bytes=one,
+    )
+
+
+def _parts(part: int, batch: int, memory_bytes: int) -> str:
+    """Return what a board computes at once, if it cannot compute whole mini-batches."""
+    if part == batch:
+        return ""
+    share = f"{SHARE:.0%} of its {memory_bytes >> 20} MiB"
+    if part == 0:
+        return f"; does not fit into {share}"
+    return f"; fits into {share} with training.micro_batch of at most {part}"
 
 
 _PREFIXES: Sequence[tuple[float, str]] = ((1e9, "G"), (1e6, "M"), (1e3, "k"))

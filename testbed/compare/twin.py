@@ -98,7 +98,8 @@ def read_task(folder: Path) -> Task:
     dataset = load_examples(experiment, os.environ)
     costs = TaskCosts.of(training.costs, training.core_speed)
     with RunReader(folder) as reader:
-        packing = packing_of(reader.exchanges(), training, experiment.exchange)
+        exchanges, devices = reader.exchanges(), reader.devices()
+    packing = packing_of(exchanges, devices, training, experiment.exchange)
     return Task(
         config=experiment.coordinator(),
         training=training,
@@ -116,17 +117,19 @@ def compare_device(folder: Path, name: str, path: Path, profile: Profile, task: 
         StoreError: The store cannot be read.
     """
     device = read_device(folder, name)
+    training = task.training.of_device(device.capabilities, device.row.n_k)
+    task = msgspec.structs.replace(task, training=training)
     exchanges = [
         x
         for x in valid(device.exchanges)
-        if x.tau_s is not None and task.training.reference_s(x.n_k, x.steps) is not None
+        if x.tau_s is not None and training.reference_s(x.n_k, x.steps) is not None
     ]
     if len(exchanges) < MIN_EXCHANGES:
         raise RunError(
             f"{name}: needs {MIN_EXCHANGES} valid exchanges in {folder}, got {len(exchanges)} of "
             f"{len(device.exchanges)}; run more rounds"
         )
-    findings = findings_of_run(device, task.training)
+    findings = findings_of_run(device, training)
     rows = compare_phases(
         exchanges, profile, findings, lambda candidate: twin_phases(candidate, exchanges, task)
     )

@@ -9,13 +9,14 @@ import sys
 
 import msgspec
 
-from fairbed.coordinator.state.memory import TaskMemory
+from fairbed.coordinator.policy.config import TrainingConfig
+from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.device_agent.peak_memory import Peaks, Request
 from fairbed.testbed.emulation.step_speed import StepWork
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.host.step_work import step_work
-from fairbed.wire.artifact import Artifact, encode_artifact
+from fairbed.wire.artifact import Artifact, TaskSpec, encode_artifact
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout
 
@@ -34,6 +35,9 @@ LARGEST_BYTES = 4 << 30
 quarter of it or less."""
 
 TIMEOUT_S = 600.0
+
+VALUE_BYTES = 4
+"""Size of a value of a model in the memory of a device."""
 
 
 def bound_bytes(layout: Layout, work: StepWork, n_examples: int) -> float:
@@ -82,10 +86,30 @@ def measured_memory(encoded: bytes, hyperparameters: Hyperparameters, work: Step
     return TaskMemory.between((small, low.train), (large, high.train), least)
 
 
-def memory_here(artifact: Artifact, hyperparameters: Hyperparameters) -> TaskMemory | None:
-    """Return the memory of training a task whose steps were not counted; see `task_memory`."""
-    encoded = encode_artifact(artifact)
-    return task_memory(artifact, encoded, hyperparameters, step_work(artifact))
+def memory_here(
+    artifact: Artifact, hyperparameters: Hyperparameters
+) -> tuple[StepWork | None, TaskMemory | None]:
+    """Count the steps of a task; return them, and the memory of training; see `task_memory`."""
+    work = step_work(artifact)
+    return work, task_memory(artifact, encode_artifact(artifact), hyperparameters, work)
+
+
+def fitting_of(
+    training: TrainingConfig, spec: TaskSpec, memory: TaskMemory | None
+) -> Fitting | None:
+    """Return what fits training into the memory of devices; None if it needs little."""
+    if memory is None:
+        return None
+    if training.micro_batch == "auto":  # whole mini-batches were measured; parts add a sum
+        gradient_bytes = VALUE_BYTES * spec.layout.n_params
+        memory = msgspec.structs.replace(memory, fixed_bytes=memory.fixed_bytes + gradient_bytes)
+    return Fitting(
+        memory,
+        data_bytes=spec.example_bytes,
+        batch_size=training.batch_size,
+        largest_part=training.part_size,
+        chooses=training.micro_batch == "auto",
+    )
 
 
 def peaks(request: Request, n_examples: int) -> Peaks:

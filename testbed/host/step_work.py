@@ -84,6 +84,8 @@ class _Shapes:
 
     nodes: list[Any]
     shapes: Mapping[str, tuple[int, ...]]
+    constants: frozenset[str]
+    """Values that no example changes, as sizes of the batch."""
     moved_bytes: float
 
     @classmethod
@@ -133,7 +135,7 @@ class _Shapes:
             if node.op_type not in _VIEWS:
                 names = [name for name in (*node.input, *node.output) if name]
                 moved += sum(sizes[name] * math.prod(shapes[name]) for name in names)
-        return cls(nodes, shapes, moved)
+        return cls(nodes, shapes, frozenset(t.name for t in model.graph.initializer), moved)
 
 
 def _resolve_sizes(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -185,7 +187,7 @@ class _Flow:
 def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
     """Return the operations of a step at the larger batch, by field of `StepWork`."""
     forward = _forward_nodes(large.nodes)
-    flow, back = _Flow(), _Flow()
+    flow, back = _Flow(dict.fromkeys(large.constants, frozenset())), _Flow()
     gradients = {n[2:] for node in large.nodes for n in node.output if n.startswith("g.")}
     grows = {name for name, shape in large.shapes.items() if small.shapes.get(name) != shape}
     summed = _summed(large.nodes, grows)
@@ -233,7 +235,7 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
 
 def _is_data(name: str, flow: _Flow) -> bool:
     """Return whether a value depends on the examples."""
-    is_state = name.startswith(("p.", "b.", "c"))
+    is_state = name.startswith(("p.", "b."))
     return not is_state and name not in flow.parameters
 
 

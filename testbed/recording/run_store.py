@@ -6,7 +6,6 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import TruthRow
 from fairbed.profiles.load import near_names
@@ -14,6 +13,7 @@ from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.host.calibration import Probe
+from fairbed.testbed.host.memory import fitting_of
 from fairbed.testbed.host.speed import host_speed, work_costs
 from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
 from fairbed.wire.artifact import Artifact
@@ -72,24 +72,29 @@ def read_training(folder: Path) -> TrainingSettings:
     """
     experiment = load_experiment(folder / CONFIG)
     if (replayed := experiment.replay.task_costs) is not None:
-        costs = WorkCosts(train=replayed.train, evaluate=replayed.evaluate)
-        return _settings(experiment.training, costs, 1.0)
+        costs = WorkCosts(train=replayed.train, evaluate=replayed.evaluate, memory=replayed.memory)
+        return training_settings(experiment, costs, 1.0)
     speed = experiment.emulation.host_core_speed
     with RunReader(folder) as reader:
         has_emulated = any(map(is_emulated, reader.truths()))
     if speed == "auto" or not has_emulated:
         speed = host_speed(os.environ).core_speed
-    training = experiment.training
     try:
-        probe = Probe.of(_artifact(experiment), training)
+        probe = Probe.of(_artifact(experiment), experiment.training)
         costs = anyio.run(work_costs, folder, probe)
     except OSError as exc:
         raise BackendError(f"{folder}: must be writable to keep what steps cost: {exc}") from exc
-    return _settings(training, costs, speed)
+    return training_settings(experiment, costs, speed)
 
 
-def _settings(training: TrainingConfig, costs: WorkCosts, speed: float) -> TrainingSettings:
-    return TrainingSettings(training.epochs, training.batch_size, costs, speed, training.part_size)
+def training_settings(experiment: Experiment, costs: WorkCosts, speed: float) -> TrainingSettings:
+    """Return the settings of training in a run, whose devices may choose their micro-batches."""
+    training, fitting = experiment.training, None
+    if training.micro_batch == "auto" and costs.memory is not None:
+        fitting = fitting_of(training, _artifact(experiment).spec, costs.memory)
+    return TrainingSettings(
+        training.epochs, training.batch_size, costs, speed, training.part_size, fitting
+    )
 
 
 def _artifact(experiment: Experiment) -> Artifact:

@@ -18,7 +18,7 @@ import msgspec
 from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import DATABASE
-from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
@@ -27,7 +27,8 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_ex
 from fairbed.testbed.experiment.shards import task_of
 from fairbed.testbed.host.calibration import BATCH, CLASSES, MODEL, SHAPE, Probe, measure
 from fairbed.testbed.host.speed import REFERENCE_STEP_S, host_speed, machine_costs_now
-from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
+from fairbed.testbed.recording.analysis.from_run import packing_of
+from fairbed.testbed.recording.run_store import training_settings
 from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import encode_artifact
 
@@ -173,7 +174,7 @@ def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
         if experiment.replay.task_costs is not None:
             return _packing_by(experiment.replay.task_costs, experiment.exchange, wanted)
         costs = msgspec.json.decode((folder / WORK).read_bytes(), type=WorkCosts)
-        exchanges = _exchanges(folder)
+        exchanges, devices = _rows(folder)
     except (ExperimentError, StoreError, OSError, msgspec.DecodeError) as exc:
         raise ExperimentError(
             f'replay.costs_from: must be "shipped", "measured" or the folder of a run of emulated '
@@ -182,21 +183,17 @@ def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
     speed = experiment.emulation.host_core_speed
     if speed == "auto":
         speed = host_speed(os.environ).core_speed
-    training = experiment.training
-    settings = TrainingSettings(
-        training.epochs, training.batch_size, costs, speed, training.part_size
-    )
-    packing = packing_of(exchanges, settings, wanted)
+    packing = packing_of(exchanges, devices, training_settings(experiment, costs, speed), wanted)
     steps = TaskCosts.of(costs, speed)
     return msgspec.structs.replace(steps, decode_s=packing.decode_s, encode_s=packing.encode_s)
 
 
-def _exchanges(folder: Path) -> list[ExchangeRow]:
-    """Return the exchanges of a run; none if the run has no store."""
+def _rows(folder: Path) -> tuple[list[ExchangeRow], list[DeviceRow]]:
+    """Return the exchanges and devices of a run; none if the run has no store."""
     if not (folder / DATABASE).exists():
-        return []
+        return [], []
     with RunReader(folder) as reader:
-        return reader.exchanges()
+        return reader.exchanges(), reader.devices()
 
 
 def _packing_by(costs: TaskCosts, used: ExchangeConfig, wanted: ExchangeConfig) -> TaskCosts:

@@ -33,6 +33,7 @@ from fairbed.testbed.experiment.fleet import (
     unlikely_numbers,
 )
 from fairbed.testbed.experiment.shards import FleetData, load_examples, task_of
+from fairbed.testbed.host.memory import fitting_of
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import SHIPPED_COSTS, with_costs
@@ -50,7 +51,7 @@ from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
 from fairbed.testbed.replay.world.work import Sizes, Work, share_of
 from fairbed.testbed.replay.world.world import World
-from fairbed.testbed.run.memory import fitting_of, part_sizes
+from fairbed.testbed.run.memory import part_sizes, unknown_memory
 from fairbed.testbed.run.preflight import (
     PreflightFinding,
     engine_findings,
@@ -105,6 +106,8 @@ class ReplaySetup:
         yield from source_findings(self.inputs)
         if self.left_out is not None:
             yield PreflightFinding("not-replayed", self.left_out, "warning")
+        if (costs := self.experiment.replay.task_costs) is not None:
+            yield from unknown_memory(self.experiment.model.name, costs.work, costs.memory)
         for line in self.unlikely:
             yield PreflightFinding("magnitude", line, "warning")
         if self.artifact is not None:
@@ -337,8 +340,8 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
     artifact = task_of(experiment.model, dataset)
-    fitting = fitting_of(experiment, artifact.spec, costs.memory)
-    sizes = part_sizes(experiment, fitting, [(d.spec.name, d.profile) for d in devices], examples)
+    memory = [0 if d.profile is None else d.profile.memory_bytes for d in devices]
+    sizes = _part_sizes(experiment, artifact, names, np.array(memory), examples)
     conditions = columns_of(devices)
     lengths = _lengths(dataset, data, examples, costs)
     world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes, lengths)
@@ -423,7 +426,8 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     artifact = task_of(experiment.model, dataset)
     assert experiment.replay.task_costs is not None, "with_costs has set it"
     lengths = _lengths(dataset, data, examples, experiment.replay.task_costs)
-    world, decisions = _world(experiment, dataset, artifact, conditions, examples, lengths=lengths)
+    sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)
+    world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes, lengths)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     records = partial(fleet.device_records, examples=examples)
     return ReplaySetup(
@@ -439,13 +443,27 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     )
 
 
+def _part_sizes(
+    experiment: Experiment,
+    artifact: Artifact,
+    names: Sequence[str],
+    memory_bytes: Ints,
+    n_k: Ints,
+) -> Ints:
+    """Return `part_sizes` by the memory of training in the costs, which are known."""
+    costs = experiment.replay.task_costs
+    assert costs is not None, "with_costs has set it"
+    fitting = fitting_of(experiment.training, artifact.spec, costs.memory)
+    return part_sizes(experiment, fitting, names, memory_bytes, n_k)
+
+
 def _world(
     experiment: Experiment,
     dataset: Dataset,
     artifact: Artifact,
     conditions: tuple[MeanConditions, VaryingConditions],
     examples: Ints,
-    sizes: Ints | None = None,
+    sizes: Ints,
     lengths: Ints | None = None,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""

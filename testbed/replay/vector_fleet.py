@@ -111,6 +111,8 @@ class VectorFleet:
     means: MeanConditions
     availability: AvailabilityCycles
     powers: PowerColumns
+    memory_bytes: Ints
+    """Main memory of each device, shape (N,)."""
     drawn: Sequence[tuple[Sequence[str], Ints]]
     """Of each group the links of which its devices drew, and their places, shape (n,)."""
     lossy: tuple[str, ...] = ()
@@ -245,6 +247,7 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
             np.concatenate([group.powers[0] for group in drawn]),
             np.concatenate([group.powers[1] for group in drawn]),
         ),
+        np.concatenate([group.memory_bytes for group in drawn]),
         [
             (group.links if group.draws_link else (), found.places)
             for (_, group, _), found in zip(groups, drawn, strict=True)
@@ -265,6 +268,7 @@ class _Drawn:
     """From one availability window to the next."""
     powers: tuple[Floats, Floats]
     """`transfer_w` and `compute_w`."""
+    memory_bytes: Ints
     loses: bool
     """Links lose packets."""
     places: Ints
@@ -307,7 +311,15 @@ def _drawn(
     watts = {key: found[f"energy.{key}"] for key in POWERS if f"energy.{key}" in found}
     powers = phase_powers(watts, found["engine_threads"] / found["cores"])
     loss = _of_links(links, "loss_ratio") if links else found.get("link.loss_ratio", none)
-    return _Drawn(numbers, share, cycle_s, powers, loses=bool(loss.any()), places=places)
+    return _Drawn(
+        numbers,
+        share,
+        cycle_s,
+        powers,
+        found["memory_bytes"].astype(np.int64),
+        loses=bool(loss.any()),
+        places=places,
+    )
 
 
 def _of_links(links: Sequence[Link], name: str) -> Floats:

@@ -2,20 +2,21 @@
 
 check_parts       micro-batches must not change the results of a model without a word
 part_sizes        what each planned device computes at once; it must fit into its memory
-fitting_of        what fits training into the memory of the devices
+unknown_memory    a warning if neither can be checked
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.state.memory import Fitting, TaskMemory
+from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.engines.choose import open_own_engine
-from fairbed.profiles import Profile
+from fairbed.testbed.emulation.step_speed import StepWork
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
-from fairbed.wire.artifact import Artifact, TaskSpec
+from fairbed.testbed.run.preflight import PreflightFinding
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.selfcheck import selfcheck_inputs
 
 TOLERANCE = 3e-2
@@ -25,8 +26,8 @@ other statistics of a batch change it by tens of percents."""
 PROBED, PART = 4, 2
 """Examples of a mini-batch that is computed at once and in parts, and of a part."""
 
-VALUE_BYTES = 4
-"""Size of a value of a model in the memory of a device."""
+NAMED = 8
+"""Names of devices that are too small in one line, besides the first."""
 
 
 def examples_interact(artifact: Artifact) -> bool:
@@ -73,27 +74,11 @@ def check_parts(experiment: Experiment, artifact: Artifact) -> None:
         )
 
 
-def fitting_of(experiment: Experiment, spec: TaskSpec, memory: TaskMemory | None) -> Fitting | None:
-    """Return what fits training into the memory of devices; None if it needs little."""
-    if memory is None:
-        return None
-    training = experiment.training
-    if training.micro_batch == "auto":  # whole mini-batches were measured; parts add a sum
-        gradient_bytes = VALUE_BYTES * spec.layout.n_params
-        memory = structs.replace(memory, fixed_bytes=memory.fixed_bytes + gradient_bytes)
-    return Fitting(
-        memory,
-        data_bytes=spec.example_bytes,
-        batch_size=training.batch_size,
-        largest_part=training.part_size,
-        chooses=training.micro_batch == "auto",
-    )
-
-
 def part_sizes(
     experiment: Experiment,
     fitting: Fitting | None,
-    devices: Sequence[tuple[str, Profile | None]],
+    names: Sequence[str],
+    memory_bytes: Ints,
     n_k: Ints,
 ) -> Ints:
     """Return the examples that each device computes at once, shape (N,).
@@ -101,25 +86,45 @@ def part_sizes(
     Args:
         experiment: The experiment.
         fitting: Fits training into their memory; None: it needs little.
-        devices: Name and profile of each device; None is this machine, which is not checked.
+        names: Name of each device.
+        memory_bytes: Memory of each device, shape (N,); 0 is not checked: this machine, or unknown.
         n_k: Training examples of each device, shape (N,).
 
     Raises:
         ExperimentError: Training does not fit into a device.
     """
-    sizes = np.full(len(devices), experiment.training.part_size, dtype=np.int64)
-    problems = list[str]()
-    for row, (name, profile) in enumerate(devices):
-        if fitting is None or profile is None:
-            continue
-        sizes[row] = fitting.part_size(profile.memory_bytes, int(n_k[row]))
-        if problem := fitting.problem(profile.memory_bytes, int(n_k[row])):
-            problems.append(f"{name}: {problem}")
-    if problems:
-        names = ", ".join(problem.partition(":")[0] for problem in problems[1:])
-        others = f"; likewise {names}" if names else ""
+    sizes = np.full(len(names), experiment.training.part_size, dtype=np.int64)
+    if fitting is None:
+        return sizes
+    sizes = np.where(memory_bytes > 0, fitting.part_sizes(memory_bytes, n_k), sizes)
+    small = np.flatnonzero(sizes == 0).tolist()
+    if small:
+        first, *others = small
+        problem = fitting.problem(int(memory_bytes[first]), int(n_k[first]))
+        more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+        likewise = f"; likewise {', '.join(names[row] for row in others[:NAMED])}" if others else ""
         raise ExperimentError(
-            f"fleet: training must fit into the memory of each device, got "
-            f"{len(problems)} of {len(devices)} that are too small: {problems[0]}{others}"
+            "fleet: training must fit into the memory of each device, got "
+            f"{len(small):,} of {len(names):,} that are too small: {names[first]}: {problem}"
+            f"{likewise}{more}"
         )
     return sizes
+
+
+def unknown_memory(
+    model: str, work: StepWork | None, memory: TaskMemory | None
+) -> Iterator[PreflightFinding]:
+    """Yield a warning if the memory of training is unknown, so that no device is checked.
+
+    Args:
+        model: Name of the model in the experiment; every shipped one needs little.
+        work: Arithmetic and memory traffic of a step; None if it is not counted.
+        memory: Memory of training; None if it is small, or unknown.
+    """
+    if work is None and memory is None and model not in MODELS:
+        yield PreflightFinding(
+            "memory",
+            f"the peak memory of training {model} is unknown, as its steps are not counted: no "
+            "device is checked, and training.micro_batch = auto computes whole mini-batches",
+            "warning",
+        )

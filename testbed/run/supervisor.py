@@ -62,7 +62,7 @@ from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
-from fairbed.testbed.host.memory import memory_here
+from fairbed.testbed.host.memory import fitting_of, memory_here
 from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.lab.audit import Audit as AuditLog
@@ -89,9 +89,14 @@ from fairbed.testbed.run.emulated_identities import (
 )
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
-from fairbed.testbed.run.memory import check_parts, fitting_of, part_sizes
+from fairbed.testbed.run.memory import check_parts, part_sizes, unknown_memory
 from fairbed.testbed.run.notify import Notifier
-from fairbed.testbed.run.preflight import engine_findings, preflight_findings, source_findings
+from fairbed.testbed.run.preflight import (
+    PreflightFinding,
+    engine_findings,
+    preflight_findings,
+    source_findings,
+)
 from fairbed.testbed.run.stopping import StopControl, ended_by_signals, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
 from fairbed.testbed.run_accounts import (
@@ -261,7 +266,7 @@ async def _run(
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
     costs = await _costs(plan, devices, artifact)
-    fitting = await _fitting(plan, planned, data, artifact, costs)
+    fitting, unknown = await _fitting(plan, planned, data, artifact, costs)
     of_task = None if costs is None else TaskCosts.of(costs, _core_speed(devices))
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
@@ -338,6 +343,7 @@ async def _run(
             for finding in chain(
                 engine_findings(artifact),
                 source_findings(inputs),
+                unknown,
                 preflight_findings(experiment, devices, choice, plan.dilation),
             ):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
@@ -525,24 +531,36 @@ async def _fitting(
     data: FleetData,
     artifact: Artifact,
     costs: WorkCosts | None,
-) -> Fitting | None:
-    """Return what fits training into the memory of devices; None if it needs little.
+) -> tuple[Fitting | None, list[PreflightFinding]]:
+    """Return what fits training into the memory of devices; None if it needs little, or is unknown.
 
     The memory of a physical device is known when it joins.
+
+    Returns:
+        It, and a warning if it is unknown.
 
     Raises:
         ExperimentError: Training does not fit into an emulated device.
         BackendError: The memory of training cannot be measured.
     """
-    memory = None if costs is None else costs.memory
-    if costs is None and (plan.experiment.physical or not plan.knows_fleet):
+    memory, unknown = None, list[PreflightFinding]()
+    if costs is not None:
+        memory = costs.memory
+        unknown = [*unknown_memory(artifact.spec.model, costs.work, memory)]
+    elif plan.experiment.physical or not plan.knows_fleet:
         training = plan.experiment.training.hyperparameters(1)
-        memory = await anyio.to_thread.run_sync(memory_here, artifact, training)
-    fitting = fitting_of(plan.experiment, artifact.spec, memory)
-    profiles = [(d.spec.name, None if d.is_physical else d.profile) for d in planned]
+        work, memory = await anyio.to_thread.run_sync(memory_here, artifact, training)
+        unknown = [*unknown_memory(artifact.spec.model, work, memory)]
+    fitting = fitting_of(plan.experiment.training, artifact.spec, memory)
+    names, sizes = [d.spec.name for d in planned], [_checked_bytes(d) for d in planned]
     n_k = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
-    part_sizes(plan.experiment, fitting, profiles, n_k)
-    return fitting
+    part_sizes(plan.experiment, fitting, names, np.array(sizes, dtype=np.int64), n_k)
+    return fitting, unknown
+
+
+def _checked_bytes(device: PlannedDevice) -> int:
+    """Return the memory of an emulated device; 0 if it is that of a machine."""
+    return 0 if device.is_physical or device.profile is None else device.profile.memory_bytes
 
 
 def _calibration(plan: RunPlan, costs: WorkCosts | None) -> Calibration | None:

@@ -10,11 +10,13 @@ emulated device paces these two phases, as it paces training, whose cost is know
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
 from fairbed.testbed.emulation.work import WorkCosts, passes_s
 from fairbed.testbed.recording.analysis.availability import (
@@ -77,6 +79,15 @@ class TrainingSettings:
     """Speed of that machine, in cores of the reference machine."""
     part_size: int | None = None
     """Examples that a device computes at once; None is a mini-batch."""
+    fitting: Fitting | None = None
+    """Chooses `part_size` by the memory of a device; None: it is the same on all."""
+
+    def of_device(self, capabilities: Capabilities, n_k: int) -> "TrainingSettings":
+        """Return the settings on a device that has n_k examples."""
+        if self.fitting is None:
+            return self
+        size = self.fitting.part_size(capabilities.memory_bytes, n_k)
+        return replace(self, part_size=size or None, fitting=None)
 
     def reference_s(self, n_k: int, steps: int) -> float | None:
         """Return the cost of `steps` over `n_k` examples; None if there cannot be so many steps."""
@@ -90,7 +101,7 @@ class TrainingSettings:
 
 def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings:
     """Return the findings of a run about a device."""
-    found = Findings()
+    found, training = Findings(), training.of_device(device.capabilities, device.row.n_k)
     exchanges = valid(device.exchanges)
     others = len(device.exchanges) - len(exchanges)
     found.remarks.append(f"From {len(exchanges)} valid exchanges; {others} others were ignored.")
@@ -273,18 +284,23 @@ class Packing:
 
 
 def packing_of(
-    exchanges: Iterable[ExchangeRow], training: TrainingSettings, settings: ExchangeConfig
+    exchanges: Iterable[ExchangeRow],
+    devices: Iterable[DeviceRow],
+    training: TrainingSettings,
+    settings: ExchangeConfig,
 ) -> Packing:
     """Return the cost of packing in a run, the medians over its exchanges.
 
     Args:
         exchanges: Exchanges of the run; those that are not valid do not count.
+        devices: Its devices, whose memory may decide what they compute at once.
         training: Settings and costs of training in the run.
         settings: Wanted codecs; exchanges with other codecs do not count.
     """
     decoded, encoded = list[float](), list[float]()
+    own = {} if training.fitting is None else {row.name: _on(row, training) for row in devices}
     for x in valid(exchanges):
-        work_s = training.reference_s(x.n_k, x.steps)
+        work_s = own.get(x.device, training).reference_s(x.n_k, x.steps)
         if work_s is None or not x.train_s:
             continue
         speed = work_s / x.train_s
@@ -293,6 +309,11 @@ def packing_of(
         if x.encode_s is not None and x.codec_up == settings.up:
             encoded.append(x.encode_s * speed)
     return Packing(_median(decoded), _median(encoded))
+
+
+def _on(device: DeviceRow, training: TrainingSettings) -> TrainingSettings:
+    capabilities = msgspec.json.decode(device.capabilities, type=Capabilities)
+    return training.of_device(capabilities, device.n_k)
 
 
 def _median(values: list[float]) -> float:

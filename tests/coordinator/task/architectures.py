@@ -7,6 +7,7 @@ from functools import partial
 from torch import nn
 
 from fairbed.coordinator.task.export import export_task
+from fairbed.coordinator.task.selfcheck import ExportFigures
 from fairbed.wire.artifact import Artifact, TaskKind, XRange
 from tests.coordinator.task import attention_networks as attention
 from tests.coordinator.task import convolutional_networks as convolutional
@@ -28,8 +29,15 @@ class Architecture:
     """Size of the vocabulary; 0 for x of floats."""
     x_range: XRange | None = None
 
-    def export(self, model: nn.Module) -> Artifact:
-        """Return the checked artifact of a model that `make` returned."""
+    def export(
+        self, model: nn.Module, report: Callable[[ExportFigures], None] | None = None
+    ) -> Artifact:
+        """Return the checked artifact of a model that `make` returned.
+
+        Args:
+            model: The model.
+            report: As for `export_task`.
+        """
         return export_task(
             model,
             "test",
@@ -41,6 +49,7 @@ class Architecture:
             kind=self.kind,
             y_shape=self.y_shape,
             x_range=self.x_range,
+            report=report,
         )
 
 

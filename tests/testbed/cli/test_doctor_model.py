@@ -3,15 +3,26 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
 pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
 
+from fairbed import profiles
+from fairbed.coordinator.state.memory import TaskMemory
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.testbed.cli import doctor_model
+from fairbed.testbed.cli.doctor_model import ModelFinding
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepCost, WorkCosts
+from fairbed.testbed.host.memory import SMALL_BYTES
 from tests.testbed.cli.test_mistakes import error_of
 
+MIB = 1 << 20
 MODELS = """
 import torch
 from torch import nn
@@ -59,6 +70,47 @@ def test_an_exported_model_has_its_costs(model: str, capsys: pytest.CaptureFixtu
     assert lines["evaluation"]["values"]["matrix_flops"] == 2 * 64 * 10
     assert lines["step here"]["values"]["ratio"] > 0.0
     assert lines["on raspberry-pi-4b"]["values"]["step_s"] > 0.0
+    assert lines["on raspberry-pi-4b"]["values"]["micro_batch"] == 4
+    assert lines["memory"]["values"]["bound_bytes"] < SMALL_BYTES
+
+
+NET = TaskMemory(fixed_bytes=250.0 * MIB, example_bytes=56.0 * MIB, least_bytes=440.0 * MIB)
+
+
+def on_machines(monkeypatch: pytest.MonkeyPatch, **changes: object) -> list[ModelFinding]:
+    """Return the lines about memory and three boards of a model with these costs."""
+    one = StepCost(fixed_s=1.0, per_example_s=1.0)
+    costs = structs.replace(
+        WorkCosts(train=one, evaluate=one, work=StepWork(moved_bytes=9.0)), **changes
+    )
+    speed = SimpleNamespace(core_speed=1.0)
+    monkeypatch.setattr(doctor_model, "host_speed", lambda environ: speed)
+    monkeypatch.setattr(doctor_model, "machine_costs_now", lambda probe, environ: costs)
+    names = ("raspberry-pi-4b", "raspberry-pi-3b", "raspberry-pi-zero-2w")
+    boards = [profiles.load(name) for name in names]
+    task = doctor_model._Task("my:net", (1, 8, 8), 10, "classification", 16, None, boards)
+    return list(doctor_model._on_machines(load_task("cnn", (1, 8, 8), 10), task))
+
+
+def test_the_peak_memory_and_the_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, *boards = on_machines(monkeypatch, memory=NET)
+    assert memory.found == (
+        "an agent needs 1146 MiB for 16 examples at once, 440 MiB for one at a time, and its data; "
+        "predicted from two measured sizes"
+    )
+    assert [board.values["micro_batch"] for board in boards] == [16, 9, 0]
+    assert boards[0].found.endswith("by arithmetic and memory traffic")
+    assert boards[1].found.endswith(
+        "; fits into 75% of its 1024 MiB with training.micro_batch of at most 9"
+    )
+    assert boards[2].found.endswith("; does not fit into 75% of its 512 MiB")
+
+
+def test_memory_that_is_small_or_unknown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, *_ = on_machines(monkeypatch)
+    assert small.found.endswith("by memory traffic: fits into every board")
+    unknown, *_ = on_machines(monkeypatch, work=None)
+    assert unknown.found == "unknown, as the steps cannot be counted; no board is checked"
 
 
 @pytest.mark.full
@@ -99,10 +151,15 @@ def test_a_refused_model_names_each_operation(
             ["--x-shape", "3y4", "--classes", "2"],
             "--x-shape: must be sizes such as 3x96x96, got '3y4'; separate them by x",
         ),
+        (
+            ["--x-shape", "4", "--classes", "2"],
+            "model.name: no_such_module:Net must name an importable module, got none named "
+            "'no_such_module'; correct the name, or run fairbed in its folder",
+        ),
     ],
 )
 def test_what_the_command_needs(
     options: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--model", "my.mod:Net", *options]) == 2
+    assert main(["doctor", "--model", "no_such_module:Net", *options]) == 2
     assert error_of(capsys) == f"fairbed: {line}"

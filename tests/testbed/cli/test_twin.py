@@ -5,13 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from fairbed import profiles
+from fairbed.coordinator.state.memory import TaskMemory
 from fairbed.profiles.series import Series
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.recording.analysis.findings import Finding
 from fairbed.testbed.recording.analysis.twin import number_of, with_number
-from tests.testbed.recording.rows import World, make_run
+from tests.testbed.recording.rows import COSTS, EXPERIMENT, World, make_run
 from tests.testbed.small_run import running
 
 
@@ -47,6 +49,21 @@ def test_the_twin_of_a_recorded_profile_takes_as_long_as_the_device(
         assert not row["is_off"]
         assert row["key"] is None
     assert rows["load_s"]["exchanges"] == 4, "only cold exchanges load"
+
+
+def test_a_device_that_chose_its_micro_batches_is_charged_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The device has 3 GiB for an agent: five examples."""
+    memory = TaskMemory(fixed_bytes=2.0**30, example_bytes=0.39 * 2.0**30)
+    text = EXPERIMENT.replace("epochs = 2", 'epochs = 2\nmicro_batch = "auto"')
+    costs = structs.replace(COSTS, memory=memory)
+    run = make_run(tmp_path / "runs", World(part_size=5), text, costs=costs)
+    assert main(["record", "pi-1", "--run", str(run), "--out", str(tmp_path)]) == 0
+    assert profiles.load(tmp_path / "pi-1.toml").core_speed == pytest.approx(0.4)
+    rows = _phases(run, tmp_path, capsys)
+    assert not any(row["is_off"] for row in rows.values())
+    assert rows["train_s"]["twin_s"] == pytest.approx(rows["train_s"]["device_s"], rel=0.02)
 
 
 @pytest.mark.parametrize(

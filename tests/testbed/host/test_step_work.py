@@ -61,6 +61,28 @@ def test_a_size_may_be_a_float() -> None:
     assert counted(step_work(artifact)).moved_bytes == 4 * (3 + 2 + 2), "x, and y twice"
 
 
+def test_a_weight_that_is_repeated_for_each_example_is_no_attention() -> None:
+    import onnx
+
+    graph = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        task (float[batch, 4, 3] x, float[3, 2] "p.w") => (float loss, float[3, 2] "g.w")
+        <int64[2] last = {3, 2}, int64[1] first = {0}> {
+            whole = Shape (x)
+            n = Gather (whole, first)
+            shape = Concat <axis = 0> (n, last)
+            each = Expand ("p.w", shape)
+            y = MatMul (x, each)
+            squares = Mul (y, y)
+            loss = ReduceSum <keepdims = 0> (squares)
+            "g.w" = Identity ("p.w")
+        }""")
+    artifact = replace(load_task("softmax", (64,), 10), train=graph.SerializeToString())
+    work = counted(step_work(artifact))
+    assert work.attention_flops == 0.0
+    assert work.matrix_flops == 2 * 2 * 4 * 3 * 2, "forward, and the gradient of the weights"
+
+
 def test_a_module_is_counted_like_a_graph() -> None:
     torch = pytest.importorskip("torch")
     from fairbed.testbed.host.torch_work import counted

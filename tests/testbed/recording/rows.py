@@ -30,8 +30,13 @@ COSTS = WorkCosts(
 TRAINING = TrainingSettings(epochs=2, batch_size=20, costs=COSTS, core_speed=2.0)
 N_K = 110
 STEPS = 12
-REFERENCE_S = 2.0 * 2.0 * (5 * 3e-3 + 2e-3)
-"""Two epochs of five batches of 20 and one of 10, on a core of speed 2."""
+
+
+def reference_s(part_size: int) -> float:
+    """Return the cost of two epochs of five batches of 20 and one of 10, on a core of speed 2."""
+    batches = [20] * 5 + [10]
+    return 2.0 * 2.0 * sum(1e-3 * -(-size // part_size) + 1e-4 * size for size in batches)
+
 
 MODEL_BYTES = 1_000_000
 CAPABILITIES = Capabilities(
@@ -68,6 +73,8 @@ class World:
     compute_w: float | None = None
     """Power of the whole device outside transfers; None: it has no sensor."""
     transfer_w: float = 0.0
+    part_size: int = 20
+    """Examples that it computes at once."""
     rounds: int = 20
     every_s: float = 10.0
 
@@ -78,7 +85,7 @@ class World:
         signal_s = 2.0 * self.delay_s
         download_s = signal_s + carried_s(down_bps, signal_s)
         upload_s = signal_s + carried_s(up_bps, signal_s)
-        train_s = REFERENCE_S / (self.core_speed * (self.clock_ratio or 1.0))
+        train_s = reference_s(self.part_size) / (self.core_speed * (self.clock_ratio or 1.0))
         was_cold = index % 5 == 0
         load_s = 0.01 + (self.cold_s if was_cold else 0.0)
         tau_s = signal_s + download_s + load_s + train_s + upload_s
@@ -214,7 +221,12 @@ host_core_speed = 2.0
 
 
 def make_run(
-    root: Path, world: World, experiment: str = EXPERIMENT, *, is_emulated: bool = True
+    root: Path,
+    world: World,
+    experiment: str = EXPERIMENT,
+    *,
+    is_emulated: bool = True,
+    costs: WorkCosts = COSTS,
 ) -> Path:
     """Return the folder of a run with one device and stored training costs."""
     folder, device = root / "by-hand", world.device()
@@ -251,7 +263,7 @@ def make_run(
             text="the end",
         )
         store.add(end)
-    (folder / WORK).write_bytes(msgspec.json.encode(COSTS))
+    (folder / WORK).write_bytes(msgspec.json.encode(costs))
     return folder
 
 

@@ -196,7 +196,7 @@ WANTED = ExchangeConfig(up="int8", down="int8")
 def test_the_phases_of_a_run_give_the_work_of_packing() -> None:
     """0.02 and 0.05 s at 0.4 cores, and the median of three."""
     odd = measured(1, encode_s=9.0), measured(2, decode_s=0.0)
-    found = packing_of([measured(0), *odd], TRAINING, WANTED)
+    found = packing_of([measured(0), *odd], [], TRAINING, WANTED)
     assert found.decode_s == pytest.approx(8e-3)
     assert found.encode_s == pytest.approx(20e-3)
 
@@ -204,7 +204,7 @@ def test_the_phases_of_a_run_give_the_work_of_packing() -> None:
 def test_a_slow_exchange_gives_the_same_work() -> None:
     train_s = 3.0 * (World().exchange(0).train_s or 0.0)
     slowed = measured(0, train_s=train_s, decode_s=3.0 * DECODE_S, encode_s=3.0 * ENCODE_S)
-    found = packing_of([slowed], TRAINING, WANTED)
+    found = packing_of([slowed], [], TRAINING, WANTED)
     assert found.decode_s == pytest.approx(8e-3)
     assert found.encode_s == pytest.approx(20e-3)
 
@@ -224,12 +224,12 @@ def test_a_slow_exchange_gives_the_same_work() -> None:
     ids=str,
 )
 def test_an_exchange_without_a_cost_does_not_count(changes: dict[str, Any]) -> None:
-    assert packing_of([measured(0, **changes)], TRAINING, WANTED) == Packing(0.0, 0.0)
+    assert packing_of([measured(0, **changes)], [], TRAINING, WANTED) == Packing(0.0, 0.0)
 
 
 def test_whole_models_have_no_work_of_unpacking() -> None:
     whole = measured(0, codec_down="float32", codec_up="float32")
-    found = packing_of([whole], TRAINING, ExchangeConfig())
+    found = packing_of([whole], [], TRAINING, ExchangeConfig())
     assert found.decode_s == 0.0
     assert found.encode_s == pytest.approx(20e-3)
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from fairbed import profiles
-from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.policy.config import SelectionConfig, TrainingConfig
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import FleetStatsRow
@@ -18,6 +18,7 @@ from fairbed.profiles import to_toml
 from fairbed.profiles.population import Distributed, EnergyPopulation
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.emulation.power import phase_power
+from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
@@ -33,6 +34,7 @@ from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.replay.vector_fleet import vector_fleet_of
 from fairbed.testbed.replay.world.columns import MeanConditions, columns_of
+from fairbed.testbed.replay.world.profile_world import ProfileWorld
 
 MILLION = Path(__file__).parents[3] / "examples" / "million-phones.toml"
 SMALL = ["fleet.0.count=12000", "selection.per_round=40", "rounds=4"]
@@ -53,6 +55,34 @@ def test_devices_equal_those_of_an_emulated_run(link: str | None) -> None:
     for column in fields(MeanConditions):
         found, expected = getattr(fleet.means, column.name), getattr(means, column.name)
         np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=column.name)
+
+
+def test_devices_of_a_large_fleet_compute_what_fits_into_their_memory() -> None:
+    count = 10_001
+    costs = TaskCosts(
+        step_s=0.1,
+        example_s=0.0,
+        evaluation_step_s=0.0,
+        evaluation_example_s=0.0,
+        moved_bytes=1.0,
+        memory_bytes=0.25 * 2**30,
+        memory_example_bytes=0.061 * 2**30,
+        memory_least_bytes=0.25 * 2**30,
+    )
+    replay = ReplayConfig(examples=40, task_costs=costs)
+    training = TrainingConfig(batch_size=20)
+    given = structs.replace(with_sections(phones(count), replay), training=training)
+    with pytest.raises(
+        ExperimentError, match=r"of 10,001 that are too small: phones-2025-\d+: .* set training"
+    ):
+        setup_of(given)
+    auto = structs.replace(given, training=structs.replace(training, micro_batch="auto"))
+    world = setup_of(auto).world
+    gib = vector_fleet_of(auto).memory_bytes / 2**30
+    parts = np.minimum(20, np.floor((0.75 * gib - 0.25) / 0.061))
+    assert len(set(parts.tolist())) > 1
+    assert isinstance(world, ProfileWorld)
+    np.testing.assert_allclose(world._work.train_s, 2 * 0.1 * np.ceil(20 / parts))
 
 
 def powered(folder: Path) -> Path:

@@ -1,7 +1,6 @@
 """Checks of memory and micro-batches before the first round."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,15 @@ from fairbed.device_agent.peak_memory import Request
 from fairbed.testbed.emulation.step_speed import StepWork
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.host import memory as host_memory
+from fairbed.testbed.host.memory import fitting_of
 from fairbed.testbed.host.step_work import step_work
-from fairbed.testbed.run.memory import check_parts, examples_interact, fitting_of, part_sizes
+from fairbed.testbed.run.memory import (
+    NAMED,
+    check_parts,
+    examples_interact,
+    part_sizes,
+    unknown_memory,
+)
 from fairbed.testbed.run.preflight import settings_findings
 from fairbed.wire.artifact import decode_artifact, encode_artifact
 from fairbed.wire.messages import Hyperparameters
@@ -31,14 +37,12 @@ def experiment(*settings: str) -> Experiment:
     return load_experiment(QUICKSTART, ["training.batch_size=16", *settings])
 
 
-def fleet(*names: str) -> list[tuple[str, Any]]:
-    return [(f"{name}-1", profiles.load(name)) for name in names]
-
-
 def sizes(found: Experiment, *names: str) -> list[int]:
-    fitting = fitting_of(found, CNN.spec, NET)
-    parts = part_sizes(found, fitting, fleet(*names), np.full(len(names), 50))
-    return [int(size) for size in parts]
+    fitting = fitting_of(found.training, CNN.spec, NET)
+    memory = np.array([profiles.load(name).memory_bytes if name else 0 for name in names])
+    labels = [f"{name or 'here'}-1" for name in names]
+    n_k = np.full(len(names), 50)
+    return [int(size) for size in part_sizes(found, fitting, labels, memory, n_k)]
 
 
 def test_a_device_that_is_too_small_is_named_before_the_run() -> None:
@@ -55,15 +59,31 @@ def test_a_device_that_is_too_small_is_named_before_the_run() -> None:
 def test_each_device_computes_the_parts_that_fit_into_its_memory() -> None:
     assert sizes(experiment("training.micro_batch=auto"), PI_4, PI_3) == [16, 9]
     assert sizes(experiment("training.micro_batch=4"), PI_4, PI_3) == [4, 4]
+    assert sizes(experiment("training.micro_batch=auto"), "", PI_3) == [16, 9], "this machine"
     with pytest.raises(ExperimentError, match=r"2w-1: training on 1 example at once .* leave it"):
         sizes(experiment("training.micro_batch=auto"), "raspberry-pi-zero-2w")
 
 
+def test_of_many_small_devices_a_few_are_named() -> None:
+    with pytest.raises(ExperimentError, match=r"got 20 of 20 .* to at most 9; likewise") as caught:
+        sizes(experiment(), *[PI_3] * 20)
+    assert str(caught.value).endswith(f"likewise {', '.join([f'{PI_3}-1'] * NAMED)} and 11 more")
+
+
+def test_a_model_whose_steps_cannot_be_counted_is_named() -> None:
+    [found] = unknown_memory("my:net", None, None)
+    assert (found.kind, found.level) == ("memory", "warning")
+    assert found.text.startswith("the peak memory of training my:net is unknown, as its steps are")
+    assert not [*unknown_memory("cnn", None, None)], "a shipped model needs little"
+    assert not [*unknown_memory("my:net", step_work(CNN), None)]
+    assert not [*unknown_memory("my:net", None, NET)], "as in costs that were given"
+
+
 def test_nothing_is_checked_for_a_task_that_needs_little() -> None:
     found = experiment()
-    assert fitting_of(found, CNN.spec, None) is None
-    n_k = np.array([50])
-    assert part_sizes(found, None, fleet("raspberry-pi-zero-2w"), n_k).tolist() == [16]
+    assert fitting_of(found.training, CNN.spec, None) is None
+    one = np.ones(1, dtype=np.int64)
+    assert part_sizes(found, None, ["tiny"], one, one).tolist() == [16]
 
 
 @pytest.mark.parametrize("name", ["cnn-1x8x8-10", "cnn-1x28x28-10", "mlp-784-318-10"])
@@ -74,8 +94,8 @@ def test_shipped_models_are_not_measured(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(host_memory, "peaks", never)
     task = decode_artifact(read_shipped(name))
     h = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1)
-    assert host_memory.memory_here(task, h) is None
-    work = step_work(task)
+    work, memory = host_memory.memory_here(task, h)
+    assert memory is None
     assert work is not None
     assert host_memory.bound_bytes(task.spec.layout, work, 1) > host_memory.AGENT_BYTES
 
