@@ -8,7 +8,7 @@ import sys
 import anyio
 import msgspec
 
-from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
+from fairbed.coordinator.store import RunNotFoundError, StoreError
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.cli.runs import ask_run, live_endpoint
 from fairbed.testbed.errors import RunError, UsageError
@@ -59,7 +59,7 @@ def _run_of(options: argparse.Namespace) -> tuple[str, Endpoint, str]:
         UsageError: There is no such run, or the user of its address may send no commands.
     """
     if not is_target(options.run):
-        info, endpoint = live_endpoint(resolve_run(options.runs, options.run))
+        info, endpoint = live_endpoint(options.runs, options.run)
         return info.run_id, endpoint, LOCAL_OPERATOR
     target = parse_target(options.run, os.environ.get(PASSWORD_VARIABLE))
     if target.operator is None:

@@ -31,9 +31,11 @@ from fairbed.coordinator.store import (
     RunReader,
     StoreError,
     find_runs,
+    list_runs,
     resolve_run,
 )
 from fairbed.coordinator.store.connection import CONFIG, is_locked
+from fairbed.coordinator.store.runs import LATEST
 from fairbed.testbed.cli import DONE, from_clone, output_width
 from fairbed.testbed.errors import BackendError, LabError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
@@ -181,18 +183,30 @@ def main(options: argparse.Namespace) -> int:
         raise RunError(str(exc)) from exc
 
 
-def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
+def live_endpoint(root: Path, ref: str) -> tuple[RunInfo, Endpoint]:
     """Return a live run and its endpoint.
 
+    `latest` is the newest run, or the only live one: a start that was refused leaves a newer run
+    that is not live.
+
+    Args:
+        root: Folder of all runs.
+        ref: As for `resolve_run`.
+
     Raises:
-        RunError: The run is not live.
+        RunError: The run is not live; the message has the live ones.
+        RunNotFoundError: There is no such run.
     """
-    with RunReader(folder) as reader:
+    with RunReader(resolve_run(root, ref)) as reader:
         info = reader.run()
-    endpoint = read_endpoint(folder)
+    live = [] if info.is_alive else [run for run in list_runs(root) if run.is_alive]
+    if ref == LATEST and len(live) == 1:
+        info = live[0]
+    endpoint = read_endpoint(info.folder)
     if not info.is_alive or endpoint is None:
+        names = ", ".join(run.run_id for run in live[:NAMES_SHOWN]) or "none"
         raise RunError(
-            f"{info.run_id}: must be live, got status {info.status}; fairbed runs lists the runs"
+            f"{info.run_id}: must be live, got status {info.status}; live runs: {names}"
         )
     return info, endpoint
 
@@ -381,8 +395,8 @@ def _kind(run: RunInfo) -> str:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    folder = resolve_run(options.runs, options.run)
-    info, endpoint = live_endpoint(folder)
+    info, endpoint = live_endpoint(options.runs, options.run)
+    folder = info.folder
     answer = anyio.run(ask_run, endpoint, make_command("stop"), 1.0)
     if answer is not None and not answer.is_accepted:
         raise RunError(f"{info.run_id}: {answer.text}")
