@@ -127,8 +127,14 @@ class Started:
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 guarded(
-                    [sys.executable, "-m", __spec__.name, str(point), str(self.folder)]
-                    + self.command
+                    [
+                        sys.executable,
+                        "-m",
+                        __spec__.name,
+                        str(point),
+                        str(self.folder),
+                        *self.command,
+                    ]
                 ),
                 stdout=log,
                 stderr=log,
@@ -180,6 +186,8 @@ def measure_starts(options: argparse.Namespace, top: Path) -> StartsResult:
 
     whole = new_run()
     finish(whole, 0)
+    if failures:
+        raise SystemExit(f"the run without kills failed: {failures[0]}")
     most = whole.points()
     steps = [1 + number * most // options.kills for number in range(min(options.kills, most))]
     steps = sorted(set(steps))

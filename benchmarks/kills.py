@@ -1,7 +1,8 @@
 """Processes killed at random instants of live runs: what survives, and what is repeated?
 
-    fairbed bench kills [--kills 100] [--seed 1] [--parts coordinator,broker,agent,owner,device,start,home]
-        [--devices 3] [--broker mosquitto|nats|amqtt] [--backend process|namespace|container] [--json]
+    fairbed bench kills [--kills 100] [--seed 1] [--devices 3] [--json]
+        [--parts coordinator,broker,agent,owner,device,start,home]
+        [--broker mosquitto|nats|amqtt] [--backend process|namespace|container]
 
 Each part is killed so often with SIGKILL, in a run of its own: the coordinator, its broker or an
 agent of a run whose agents joined by themselves, or, of a run with devices emulated by `--backend`,

@@ -32,6 +32,7 @@ from fairbed.wire.messages import (
     Manifest,
     Refuse,
     Status,
+    Trouble,
     Welcome,
 )
 from fairbed.wire.plugins import is_path
@@ -189,7 +190,7 @@ class Fleet:
             return False
         device = self.registry[name]
         if (device.is_available(now), device.is_present(now)) != (before or (False, False)):
-            self._notify()
+            self.notify()
         for quantity, text in clamped_values(device).items():
             if (name, quantity) not in self._clamped:
                 self._clamped.add((name, quantity))
@@ -224,13 +225,25 @@ class Fleet:
         if device is not None and device.boot == message.boot and device.can_send_scale:
             device.scale = message.scale if self._wants_scale else None
 
+    def on_trouble(self, name: str, trouble: Trouble) -> None:
+        """Record why a device cannot join or prepare, and report it if it is new."""
+        device = self.registry.get(name)
+        if device is None or device.boot != trouble.boot:
+            return
+        is_new = device.trouble is None or device.trouble.text != trouble.text
+        device.trouble = trouble
+        if is_new:
+            device.trouble_at = self._event_log.now()
+            text = f"{trouble.text}; {trouble.reason}" if trouble.path else trouble.text
+            self._event_log.report("trouble", text, level="warning", device=name)
+
     def on_status(self, name: str, status: Status) -> None:
         """Record a goodbye or a last will; `on` adds nothing to a hello."""
         if status.state == "off" and self.registry.mark_off(
             name, status.boot, self._event_log.now()
         ):
             self._event_log.report("left", "the device disconnected", device=name)
-            self._notify()
+            self.notify()
 
     def drop(self, name: str, reason: str) -> None:
         """Record that the broker refuses a device, so that it is not available.
@@ -243,7 +256,7 @@ class Fleet:
         self._event_log.event("refused", reason, level="warning", device=name)
         device.is_refused = True
         self.registry.mark_off(name, device.boot, self._event_log.now())
-        self._notify()  # also of a device that is only awaited: a wait may count it
+        self.notify()  # also of a device that is only awaited: a wait may count it
 
     def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""
@@ -252,7 +265,8 @@ class Fleet:
         reply = LinkProbeReply(seq=probe.seq, payload=bytes(probe.reply_bytes))
         self._publisher.publish(name, reply, qos=0)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Let waits look again."""
         self._changed.set()
         self._changed = anyio.Event()
 

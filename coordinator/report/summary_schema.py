@@ -485,7 +485,8 @@ class AlertSummary(Struct, frozen=True, kw_only=True):
     """A condition that lasted while the run was live."""
 
     kind: str
-    """broker lost, disk low, no device, diverged, infeasible, other scale, host busy."""
+    """broker lost, disk low, stalled, no device, trouble, diverged, infeasible, other scale, host
+    busy."""
     begin_s: float
     """Instant on the clock of the run."""
     end_s: float | None

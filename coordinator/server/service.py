@@ -49,6 +49,7 @@ from fairbed.coordinator.state.registry import (
     Registry,
     reason_lost,
 )
+from fairbed.coordinator.state.waits import Waits
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.coordinator.store.event_log import EventLog, Level
 from fairbed.wire.artifact import Artifact, encode_artifact
@@ -152,8 +153,10 @@ class Coordinator:
         on_waiting: Callable[[str], None] = lambda line: None,
         on_alert: Callable[[AlertChange], None] = lambda change: None,
         now: Callable[[], float] = time.perf_counter,
+        stall_alert_s: float | None = None,
     ) -> None:
         self._setup = setup
+        self._stall_alert_s = stall_alert_s
         self._config = setup.config
         self._store = store
         self._host = host
@@ -380,12 +383,16 @@ class Coordinator:
             with_vectors=lambda model: decisions.with_vectors(model, layout.n_params),
             max_chunk_bytes=self._max_chunk_bytes,
         )
+        waits = Waits(log.now, log.clock)
         alerts = AlertMonitor(
             registry,
             log,
             lambda: decisions.config,
             self._on_alert,
             task_scale=self._setup.artifact.scale,
+            waits=waits,
+            open_devices=executor.open_devices,
+            stall_alert_s=self._stall_alert_s,
         )
         return RunServices(
             decisions=decisions,
@@ -393,6 +400,8 @@ class Coordinator:
             agreement=agreement,
             versions=versions,
             assignments=Assignments(decisions, registry, versions, log.now, self._store.run_id),
+            waits=waits,
+            query_executor=query_executor,
             loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
             personal_scores=PersonalScores(log, self._setup.artifact.spec.predicted),
             own_data_tests=OwnDataTests(

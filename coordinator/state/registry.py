@@ -15,7 +15,7 @@ from msgspec import structs
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.explanation import Reason
 from fairbed.coordinator.state.memory import Fitting
-from fairbed.wire.messages import Capabilities, Context, Hello, Hyperparameters
+from fairbed.wire.messages import Capabilities, Context, Hello, Hyperparameters, Trouble
 from fairbed.wire.scale import Scale
 
 CONTEXT_MAX_AGE_S = 3.0
@@ -92,6 +92,11 @@ class Device:
     """An operator excluded it."""
     is_refused: bool = False
     """The broker refuses its identity; its next hello ends that."""
+    is_given_up_on: bool = False
+    """A round has waited for it for `round.give_up_after_s`; its next context ends that."""
+    trouble: Trouble | None = None
+    """Why it could not join or prepare; None once it is ready."""
+    trouble_at: float = float("-inf")
     busy_round: int | None = None
     """Round that it still works on; None if it is free."""
     is_draining: bool = False
@@ -195,6 +200,11 @@ class Device:
             self.is_on and self.context is not None and now - self.context_at <= CONTEXT_MAX_AGE_S
         )
 
+    @property
+    def is_out(self) -> bool:
+        """No round waits for it: it is excluded, refused by the broker, or given up on."""
+        return self.is_excluded or self.is_refused or self.is_given_up_on
+
     def is_linked(self, now: float) -> bool:
         """Return whether the device is in contact and ready, even if it is unwilling or busy."""
         return (
@@ -216,6 +226,33 @@ class Device:
         if not self.context.is_ready:
             return "preparing"
         return self.context.phase if self.context.is_willing else "unwilling"
+
+    def reason(self, now: float) -> str:
+        """Return why a round cannot have it now, in a few words."""
+        status = self.status(now)
+        if self.trouble is not None and status != "silent":
+            return self.trouble.text
+        return _REASONS.get(status, status)
+
+    def absent_since(self, now: float) -> float | None:
+        """Return since when it is out of contact or in trouble; None if that is not known."""
+        if self.trouble is not None and self.status(now) != "silent":
+            return self.trouble_at
+        if self.off_since is not None:
+            return self.off_since
+        if self.status(now) == "silent":
+            last = max(self.context_at, self.last_packet_at)
+            return last if math.isfinite(last) else None
+        return None
+
+
+_REASONS = {
+    "awaited": "has not joined",
+    "gone": "disconnected",
+    "silent": "silent",
+    "preparing": "joining",
+}
+"""What a person reads of a status."""
 
 
 _ABSENT = {
@@ -355,7 +392,7 @@ class Registry:
         if hello.n_k is not None:
             device.n_registered = hello.n_k
         device.is_on, device.off_since, device.last_packet_at = True, None, now
-        device.is_refused = False
+        device.is_refused = device.is_given_up_on = False
         return device
 
     def to_state(self) -> list[dict[str, Any]]:
@@ -376,6 +413,9 @@ class Registry:
             return False
         device.context, device.context_at = context, now
         device.is_on, device.off_since, device.last_packet_at = True, None, now
+        device.is_given_up_on = False
+        if context.is_ready:
+            device.trouble = None
         if device.is_draining and context.phase == "idle":
             device.busy_round, device.is_draining = None, False
         return True
@@ -467,9 +507,13 @@ class Registry:
         """Return the number of devices that are in contact and ready."""
         return sum(d.is_linked(now) for d in self)
 
+    def unlinked(self, now: float) -> list[Device]:
+        """Return the devices that can come into contact, and are not."""
+        return [d for d in self if not d.is_out and not d.is_linked(now)]
+
     def attainable(self, wanted: int) -> int:
-        """Return how many of `wanted` devices can come: excluded and refused ones cannot."""
-        gone = sum(d.is_excluded or d.is_refused for d in self)
+        """Return how many of `wanted` devices can come, those that are out left out."""
+        gone = sum(d.is_out for d in self)
         return max(1, min(wanted, len(self) - gone)) if gone else wanted
 
     def n_k(self) -> Ints:

@@ -347,6 +347,11 @@ class RunInfo:
     """First round with all rows; in a replica earlier ones may have totals only."""
 
     @property
+    def waiting(self) -> str:
+        """Devices that the live run waits for, in a few words; empty while it goes on."""
+        return self.row.waiting if self.is_alive and self.status != "paused" else ""
+
+    @property
     def last_round(self) -> int | None:
         """Number of the last round, if no further one is empty; None if it is not planned."""
         return self.plan.rounds and self.plan.rounds + self.rounds_empty

@@ -161,6 +161,7 @@ class NewRun:
             dilation=self.dilation,
             status="created",
             reason="",
+            waiting="",
             resumes=0,
             telemetry_dropped=0,
             clock=self.clock,
@@ -327,6 +328,8 @@ class Store:
             "SELECT round, loss_mean FROM metric ORDER BY round"
         ).fetchall()
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
+        self.dilation = float(connection.execute("SELECT dilation FROM run").fetchone()[0])
+        """Seconds of the machine per second of the run's clock."""
         self.task = str(connection.execute("SELECT task FROM run").fetchone()[0])
         """Kind of the task of the model."""
         self._streamed: Counter[str] = Counter()
@@ -511,7 +514,11 @@ class Store:
 
     def set_status(self, status: str, reason: str = "") -> None:
         """Queue the run's status: created, running, paused, done, failed, stopped."""
-        self._writer.put("UPDATE run SET status = ?, reason = ?", [(status, reason)])
+        self._writer.put("UPDATE run SET status = ?, reason = ?, waiting = ''", [(status, reason)])
+
+    def set_waiting(self, waiting: str) -> None:
+        """Queue what the run waits for, in a few words; empty: it goes on."""
+        self._writer.put("UPDATE run SET waiting = ?", [(waiting,)])
 
     def set_dilation(self, dilation: float) -> None:
         """Queue the seconds of the machine per second of the run's clock."""

@@ -300,10 +300,12 @@ class RunView:
 
         The rounds to come take the median time between the ends of the newest ones that were not
         empty, evaluation and waits included. None for a run that is not running, or has too few
-        rounds yet.
+        rounds yet, and while the run waits for devices: it may wait for ever.
         """
         info, ends = self.info, self.closings_s
-        if info is None or info.status != "running" or not info.last_round or len(ends) < 2:
+        if info is None or info.status != "running" or info.waiting:
+            return None
+        if not info.last_round or len(ends) < 2:
             return None
         pace_s = median(later - earlier for earlier, later in pairwise(ends))
         rounds = info.last_round - info.rounds_completed

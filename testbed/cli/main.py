@@ -302,9 +302,10 @@ def make_parser() -> argparse.ArgumentParser:
         "words",
         nargs="+",
         metavar="COMMAND",
-        help="set KEY VALUE (V, beta, per_round, deadline_s), pause, resume, stop-after-round, "
-        "stop, kick DEVICE, exclude DEVICE, include DEVICE, note TEXT, throttle DEVICE cpu|link "
-        "SHARE, profile DEVICE NAME, link DEVICE NAME, or fault DEVICE NAME SECONDS",
+        help="set KEY VALUE (V, beta, per_round, deadline_s, min_devices), pause, resume, "
+        "stop-after-round, stop, kick DEVICE, exclude DEVICE, include DEVICE, note TEXT, "
+        "throttle DEVICE cpu|link SHARE, profile DEVICE NAME, link DEVICE NAME, or fault DEVICE "
+        "NAME SECONDS",
     )
     steer.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     steer.add_argument("--yes", action="store_true", help="do not ask before a loss of work")

@@ -205,9 +205,7 @@ def live_endpoint(root: Path, ref: str) -> tuple[RunInfo, Endpoint]:
     endpoint = read_endpoint(info.folder)
     if not info.is_alive or endpoint is None:
         names = ", ".join(run.run_id for run in live[:NAMES_SHOWN]) or "none"
-        raise RunError(
-            f"{info.run_id}: must be live, got status {info.status}; live runs: {names}"
-        )
+        raise RunError(f"{info.run_id}: must be live, got status {info.status}; live runs: {names}")
     return info, endpoint
 
 

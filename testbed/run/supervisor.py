@@ -383,7 +383,8 @@ def _pass_on(
     alerted: Callable[[AlertChange], None], notifier: Notifier, change: AlertChange
 ) -> None:
     """Report an alert on the output of the run and to a person."""
-    alerted(change)
+    if not change.is_long:  # its begin was shown
+        alerted(change)
     notifier.alert(change)
 
 
@@ -674,6 +675,7 @@ def _coordinator(
         on_waiting=waiting,
         on_alert=alerted,
         now=dilated(time.perf_counter, plan.dilation),
+        stall_alert_s=None if plan.notify is None else plan.notify.stall_alert_s,
     )
 
 

@@ -124,7 +124,7 @@ class RunHeader(Widget):
 
         return [
             Tile("FAIRBED", self._brand(info.row.name), 0),
-            Tile("STATUS", self._status(info.status), 0),
+            Tile("STATUS", self._status(info), 0),
             Tile("ROUND", self._round(info), 0),
             *left,
             Tile(measure(view.task).upper(), plain(ratio(spread.mean)), 1),
@@ -146,7 +146,8 @@ class RunHeader(Widget):
     def _brand(self, name: str) -> Text:
         return Text(name, self.get_component_rich_style("header--brand", partial=True))
 
-    def _status(self, status: str) -> Text:
+    def _status(self, info: RunInfo) -> Text:
+        status = f"waiting for {info.waiting}" if info.waiting else info.status
         kind = {"running": "good", "done": "good", "failed": "bad", "interrupted": "bad"}
         style = self.get_component_rich_style(f"header--{kind.get(status, 'busy')}", partial=True)
         return Text(f"● {status}", style)
