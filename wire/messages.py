@@ -670,7 +670,9 @@ class LogLines(Message, frozen=True, kw_only=True, tag="log-lines"):
     lines: Annotated[tuple[LogLine, ...], Meta(min_length=1, max_length=MAX_LOG_LINES)]
 
 
-TroubleKind: TypeAlias = Literal["disk full", "clock", "data", "engine", "memory", "preparation"]
+TroubleKind: TypeAlias = Literal[
+    "disk full", "clock off", "bad data", "no engine", "no memory", "not prepared"
+]
 
 
 class Trouble(Message, frozen=True, kw_only=True, tag="trouble"):
@@ -693,7 +695,7 @@ class Trouble(Message, frozen=True, kw_only=True, tag="trouble"):
         if self.kind == "disk full" and self.path:
             free = "" if self.free_bytes is None else f" has {self.free_bytes:,} bytes free"
             return f"disk full: {self.path}{free}"
-        if self.kind == "clock" and self.off_s is not None:
+        if self.kind == "clock off" and self.off_s is not None:
             side = "ahead" if self.off_s > 0 else "behind"
             return f"clock {abs(self.off_s):,.0f} s {side}"
         reason = self.reason if len(self.reason) <= SHORT else f"{self.reason[: SHORT - 1]}…"

@@ -1,5 +1,8 @@
 """Membership of the fleet: hellos, contexts, goodbyes and link probes, around the registry."""
 
+import time
+from collections.abc import Callable
+
 import anyio
 import anyio.to_thread
 import msgspec
@@ -53,6 +56,10 @@ NO_TASK_KEY = (
 )
 """Of a device that has the key of another lab, or of an enrolment that was replaced."""
 
+CLOCK_OFF_S = 60.0
+"""Difference of two clocks from which a person should know: NTP keeps it below a second, and a
+hello may be seconds old."""
+
 REJOIN_S = 10.0
 """Longest wait of the next round for devices that were ready before an outage."""
 
@@ -75,7 +82,9 @@ class Fleet:
         limits: LimitsConfig | None = None,
         task_key_of: TaskKeyOf = no_task_key,
         wants_scale: bool = False,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._wall = wall
         self.registry = registry
         self._publisher = publisher
         self._private = private
@@ -157,6 +166,7 @@ class Fleet:
         is_new = known is None or known.boot != hello.boot
         was_known = known is not None and known.boot != NEVER
         device = self.registry.join(name, hello, self._event_log.now())
+        self._check_clock(device, hello)
         if shard is not None:
             device.n_registered, device.positions_registered = n_k, positions
         if is_new:
@@ -225,16 +235,33 @@ class Fleet:
         if device is not None and device.boot == message.boot and device.can_send_scale:
             device.scale = message.scale if self._wants_scale else None
 
+    def _check_clock(self, device: Device, hello: Hello) -> None:
+        """Note a wall clock that differs from that of this machine, or that it does not any more.
+
+        A wrong clock delays no exchange, but its certificate, login and hours do not hold.
+        """
+        if hello.clock_s is None:
+            return
+        off_s = hello.clock_s - self._wall()
+        if abs(off_s) > CLOCK_OFF_S:
+            reason = "set the clock of the device: sudo timedatectl set-ntp true"
+            trouble = Trouble(boot=hello.boot, kind="clock off", reason=reason, off_s=off_s)
+            self.on_trouble(device.name, trouble)
+        elif device.trouble is not None and device.trouble.off_s is not None:
+            device.trouble = None
+
     def on_trouble(self, name: str, trouble: Trouble) -> None:
         """Record why a device cannot join or prepare, and report it if it is new."""
         device = self.registry.get(name)
         if device is None or device.boot != trouble.boot:
             return
-        is_new = device.trouble is None or device.trouble.text != trouble.text
+        before = device.trouble
+        is_new = before is None or (before.kind, before.reason) != (trouble.kind, trouble.reason)
         device.trouble = trouble
         if is_new:
             device.trouble_at = self._event_log.now()
-            text = f"{trouble.text}; {trouble.reason}" if trouble.path else trouble.text
+            is_short = trouble.text.endswith(trouble.reason)
+            text = trouble.text if is_short else f"{trouble.text}; {trouble.reason}"
             self._event_log.report("trouble", text, level="warning", device=name)
 
     def on_status(self, name: str, status: Status) -> None:

@@ -7,7 +7,7 @@ coordinator restarts.
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from msgspec import structs
@@ -15,7 +15,14 @@ from msgspec import structs
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.explanation import Reason
 from fairbed.coordinator.state.memory import Fitting
-from fairbed.wire.messages import Capabilities, Context, Hello, Hyperparameters, Trouble
+from fairbed.wire.messages import (
+    Capabilities,
+    Context,
+    Hello,
+    Hyperparameters,
+    Trouble,
+    TroubleKind,
+)
 from fairbed.wire.scale import Scale
 
 CONTEXT_MAX_AGE_S = 3.0
@@ -26,6 +33,9 @@ MU_BOUNDS = (0.05, 64.0)
 
 LINK_BOUNDS_BPS = (1e3, 1e12)
 """Bounds of a reported rate, bit/s; a slower link cannot carry a model."""
+
+TROUBLES: tuple[str, ...] = get_args(TroubleKind)
+"""States of a device that cannot prepare."""
 
 NEVER = -1
 """Boot of a device that has sent no hello yet."""
@@ -224,19 +234,19 @@ class Device:
         if self.context is None or now - self.context_at > CONTEXT_MAX_AGE_S:
             return "silent"
         if not self.context.is_ready:
-            return "preparing"
+            return "preparing" if self.trouble is None else self.trouble.kind
         return self.context.phase if self.context.is_willing else "unwilling"
 
     def reason(self, now: float) -> str:
         """Return why a round cannot have it now, in a few words."""
         status = self.status(now)
-        if self.trouble is not None and status != "silent":
+        if self.trouble is not None and status == self.trouble.kind:
             return self.trouble.text
         return _REASONS.get(status, status)
 
     def absent_since(self, now: float) -> float | None:
         """Return since when it is out of contact or in trouble; None if that is not known."""
-        if self.trouble is not None and self.status(now) != "silent":
+        if self.trouble is not None and self.status(now) == self.trouble.kind:
             return self.trouble_at
         if self.off_since is not None:
             return self.off_since
@@ -261,6 +271,7 @@ _ABSENT = {
     "silent": Reason.OFFLINE,
     "preparing": Reason.PREPARING,
     "unwilling": Reason.UNWILLING,
+    **dict.fromkeys(TROUBLES, Reason.PREPARING),
 }
 """Why a device with a status is not available."""
 
@@ -414,7 +425,7 @@ class Registry:
         device.context, device.context_at = context, now
         device.is_on, device.off_since, device.last_packet_at = True, None, now
         device.is_given_up_on = False
-        if context.is_ready:
+        if context.is_ready and device.trouble is not None and device.trouble.off_s is None:
             device.trouble = None
         if device.is_draining and context.phase == "idle":
             device.busy_round, device.is_draining = None, False

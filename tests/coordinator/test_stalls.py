@@ -1,14 +1,21 @@
 """A run that waits for a lost device names it, and goes on when it may."""
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec import structs
 
 from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig
 from fairbed.coordinator.server.service import Coordinator
 from fairbed.coordinator.store.tables import EventRow
+from fairbed.wire.codec import encode
+from fairbed.wire.messages import Context, Hello, Trouble
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from tests.coordinator.builders import context, hello
 from tests.coordinator.lab import Lab, lab, make_config
 from tests.coordinator.server.test_operator_commands import Operator, steered
 
@@ -113,3 +120,56 @@ async def test_an_exclusion_names_what_is_waited_for_still(tmp_path: Path) -> No
         await steered(place, config, steer)
     assert answers[0].startswith("pi-2 is not selected any more; round ")
     assert answers[0].endswith("needs 2 devices in contact, got 1; missing: pi-1 (disconnected)")
+
+
+async def be_full(place: Lab) -> None:
+    """Join with a wrong clock, fail to prepare, and recover after a minute."""
+    async with place.broker.transport("full") as link:
+        async for event in link.events():
+            if isinstance(event, LinkUp):
+                await link.subscribe(Topics().coordinator, qos=1)
+            elif isinstance(event, Packet) and b"on" in event.payload:
+                break
+
+        async def send(message: Hello | Context | Trouble) -> None:
+            topics = Topics()
+            is_context = isinstance(message, Context)
+            topic = topics.telemetry("full") if is_context else topics.up("full")
+            await link.publish(topic, encode(message), qos=0 if is_context else 1)
+
+        yesterday = time.time() - 86_400.0
+        await send(structs.replace(hello(n_k=40), clock_s=yesterday))
+        for seq in range(1, 300):
+            if seq == 10:
+                trouble = Trouble(
+                    boot=1, kind="disk full", reason="shard: full", path="/cache", free_bytes=512
+                )
+                await send(structs.replace(hello(n_k=40), clock_s=time.time()))
+                await send(trouble)
+            await send(context(seq=seq, is_ready=seq > 60))
+            await anyio.sleep(1.0)
+
+
+async def test_the_trouble_of_a_device_is_an_event_an_alert_and_its_state(tmp_path: Path) -> None:
+    async with (
+        lab(tmp_path, agents=2, limit_s=2_000.0) as place,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(be_full, place)
+        patient = RoundConfig(min_devices=3, deadline_s=5.0, join_timeout_s=200.0)
+        assert await place.run(make_config(rounds=2, round=patient)) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        events = [event for _, event in reader.events() if event.device == "full"]
+        alerts = {alert.text: alert for alert in reader.alerts() if alert.kind == "trouble"}
+        stalls = [alert.text for alert in reader.alerts() if alert.kind == "stalled"]
+        phases = {row.phase for row in reader.telemetry_of("full")}
+    texts = [event.text for event in events if event.kind == "trouble"]
+    assert [text.partition(" s behind")[0] for text in texts] == [
+        "clock 86,400",
+        "disk full: /cache has 512 bytes free; shard: full",
+    ]
+    assert "full: disk full: /cache has 512 bytes free" in alerts
+    assert all(alert.end_s is not None for alert in alerts.values())
+    assert any("full (disk full: /cache has 512 bytes free since " in text for text in stalls)
+    assert "disk full" in phases

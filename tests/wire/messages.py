@@ -350,11 +350,11 @@ MESSAGES: Mapping[str, AnyMessage] = {
             LogLine(level="warning", age_s=0.5, text="link lost: connection refused"),
         ),
     ),
-    "trouble": Trouble(boot=17, kind="engine", reason="onnxruntime cannot be imported"),
+    "trouble": Trouble(boot=17, kind="no engine", reason="onnxruntime cannot be imported"),
     "trouble-disk": Trouble(
         boot=17, kind="disk full", reason="no space", path="/var/lib/fairbed", free_bytes=4096
     ),
-    "trouble-clock": Trouble(boot=17, kind="clock", reason="set it", off_s=-86_400.5),
+    "trouble-clock": Trouble(boot=17, kind="clock off", reason="set it", off_s=-86_400.5),
     "data-scale": DataScale(boot=17, low=-1.5, high=255.0, mean=0.25, spread=64.0),
     "chunk-request": ChunkRequest(id=DIGEST[:16], chunks=[0, 3, 4_194_304]),
     "link-probe": LinkProbe(seq=5),
