@@ -87,15 +87,13 @@ class Wait:
         state = "in contact" if self.kind == "round" else "ready"
         devices = f"{self.wanted} device{'' if self.wanted == 1 else 's'}"
         text = f"round {self.round} needs {devices} {state}, got {self.ready}"
-        if names:
-            text += f"; missing: {which}{names}"
+        text = f"missing {which}{names}: {text}" if names else text
         if not self.ready:
             return f"{text}; see their logs"
         keys = f"set min_devices {self.ready}"
         if self.kind == "round" and lacking >= len(self.missing) > 0:
-            excluded = ", ".join(f"exclude {one.name}" for one in self.missing[:NAMED])
-            keys = f"{excluded}, or {keys}"
-        return f"{text}; to go on without: {keys}"
+            keys = f"{', '.join(f'exclude {x.name}' for x in self.missing[:NAMED])}, or {keys}"
+        return f"{text}; {keys}"
 
 
 @dataclass(frozen=True, slots=True)

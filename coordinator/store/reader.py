@@ -352,6 +352,11 @@ class RunInfo:
         return self.row.waiting if self.is_alive and self.status != "paused" else ""
 
     @property
+    def shown_status(self) -> str:
+        """The status, or what the live run waits for."""
+        return f"waiting for {self.waiting}" if self.waiting else self.status
+
+    @property
     def last_round(self) -> int | None:
         """Number of the last round, if no further one is empty; None if it is not planned."""
         return self.plan.rounds and self.plan.rounds + self.rounds_empty

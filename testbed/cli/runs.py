@@ -312,6 +312,7 @@ def _list(options: argparse.Namespace) -> int:
                 "run_id": run.run_id,
                 "name": run.row.name,
                 "status": run.status,
+                "waiting": run.waiting,
                 "kind": _kind(run),
                 "resume_command": run.resume_command,
                 "created": run.row.created,
@@ -331,6 +332,7 @@ def _list(options: argparse.Namespace) -> int:
                 "run_id": run.folder.name,
                 "name": None,
                 "status": run.status,
+                "waiting": "",
                 "kind": None,
                 "resume_command": None,
                 "created": None,
@@ -379,7 +381,7 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
     planned = f"/{run.last_round}" if run.last_round else ""
     return (
         run.run_id,
-        run.status,
+        run.shown_status,
         _kind(run),
         f"{run.rounds_completed}{planned}",
         str(run.devices),

@@ -147,7 +147,7 @@ class RunHeader(Widget):
         return Text(name, self.get_component_rich_style("header--brand", partial=True))
 
     def _status(self, info: RunInfo) -> Text:
-        status = f"waiting for {info.waiting}" if info.waiting else info.status
+        status = info.shown_status
         kind = {"running": "good", "done": "good", "failed": "bad", "interrupted": "bad"}
         style = self.get_component_rich_style(f"header--{kind.get(status, 'busy')}", partial=True)
         return Text(f"● {status}", style)
