@@ -12,7 +12,13 @@ from fairbed.coordinator.fleet.plausibility import fault_in_hello
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
-from fairbed.coordinator.ports import ShardSource, TaskKeyOf, no_task_key
+from fairbed.coordinator.ports import (
+    EarlierNames,
+    ShardSource,
+    TaskKeyOf,
+    no_earlier_names,
+    no_task_key,
+)
 from fairbed.coordinator.state.rate_limit import RateLimit
 from fairbed.coordinator.state.registry import (
     NEVER,
@@ -82,8 +88,12 @@ class Fleet:
         limits: LimitsConfig | None = None,
         task_key_of: TaskKeyOf = no_task_key,
         wants_scale: bool = False,
+        earlier_names: EarlierNames = no_earlier_names,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        self._earlier_names = earlier_names
+        self._renamed: dict[str, str] = {}
+        """Former name of each device that has another name from the next round on."""
         self._wall = wall
         self.registry = registry
         self._publisher = publisher
@@ -142,6 +152,8 @@ class Fleet:
         if name not in self.registry and len(self.registry) >= MAX_DEVICES:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
             return False
+        if name not in self.registry and await self._is_renamed(name):
+            return False  # it repeats its hello; a round that is open has its former name
         if name not in self.registry and not self._newcomers.take("", self._event_log.now()):
             text = f"more than {NEWCOMERS[0]:g} new devices a second send hello; the others wait"
             self._event_log.warn("flood", text)
@@ -235,6 +247,26 @@ class Fleet:
         if device is not None and device.boot == message.boot and device.can_send_scale:
             device.scale = message.scale if self._wants_scale else None
 
+    async def _is_renamed(self, name: str) -> bool:
+        """Note the former name of a device that the lab renamed; return whether it had one here."""
+        earlier = await anyio.to_thread.run_sync(self._earlier_names, name)
+        old = next((one for one in earlier if one in self.registry), None)
+        if old is not None and name not in self.registry:
+            self._renamed[name] = old
+            self.notify()
+        return old is not None
+
+    def apply_renames(self) -> None:
+        """Rename devices that the lab renamed; between two rounds, when no exchange is open."""
+        for new, old in self._renamed.items():
+            if old not in self.registry or new in self.registry:
+                continue
+            self.registry.rename(old, new)
+            self._event_log.store.rename_device(old, new)
+            text = f"was {old}; it keeps its row, its data and its queue"
+            self._event_log.event("renamed", text, device=new)
+        self._renamed.clear()
+
     def _check_clock(self, device: Device, hello: Hello) -> None:
         """Note a wall clock that differs from that of this machine, or that it does not any more.
 
@@ -280,8 +312,9 @@ class Fleet:
         device = self.registry.get(name)
         if device is None:
             return
-        self._event_log.event("refused", reason, level="warning", device=name)
-        device.is_refused = True
+        text = f"{reason}; it leaves the fleet of this run, and its queue is frozen"
+        self._event_log.event("revoked", text, level="warning", device=name)
+        device.is_refused, device.trouble = True, None
         self.registry.mark_off(name, device.boot, self._event_log.now())
         self.notify()  # also of a device that is only awaited: a wait may count it
 

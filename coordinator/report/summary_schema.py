@@ -366,6 +366,9 @@ class Fairness(Struct, frozen=True, kw_only=True):
     beta."""
     queue_counts: str
     """Event that lowers a virtual queue: `selected` or `aggregated`."""
+    left: list[str] = []
+    """Devices that left the fleet because the broker refuses them: they are in no other number of
+    this object."""
 
 
 class ProfileSummary(Struct, frozen=True, kw_only=True):

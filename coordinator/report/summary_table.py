@@ -486,6 +486,11 @@ def is_kept(fair: Fairness) -> bool | None:
 
 def guarantee(fair: Fairness) -> str:
     """Return in words whether every device has had its guaranteed rate."""
+    left = f", {', '.join(fair.left)} left the fleet and is not counted" if fair.left else ""
+    return _kept(fair) + left
+
+
+def _kept(fair: Fairness) -> str:
     rate = counted_rate(fair)
     if fair.beta is None:
         return "no guarantee"

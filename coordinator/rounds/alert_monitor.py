@@ -238,7 +238,9 @@ class AlertMonitor:
         if not config.selection.has_queues:
             return None
         upper = self._availability.upper_bounds(len(self._registry))
-        counted = [device for device in self._registry if not device.is_excluded]
+        counted = [
+            device for device in self._registry if not (device.is_excluded or device.is_refused)
+        ]
         rows = [device.row for device in counted]
         return infeasible(
             [device.name for device in counted],

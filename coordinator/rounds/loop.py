@@ -439,6 +439,7 @@ class TrainingLoop:
             await self._fleet.wait_settled()
             now = self._event_log.now()
             began += now - settling  # nothing is known of devices without the link
+            self._fleet.apply_renames()
             wanted = self._registry.attainable(self.next_config.min_linked)
             linked = self._registry.linked(now)
             if not self._may_run.is_set():
@@ -498,6 +499,7 @@ class TrainingLoop:
         began = self._event_log.now()
         reports, deadline = _Reports(began), began + limit
         while True:
+            self._fleet.apply_renames()
             now = self._event_log.now()
             wanted = self._registry.attainable(self.next_config.min_devices)
             ready, left = int(self._registry.available(now).sum()), deadline - now
@@ -700,7 +702,9 @@ class TrainingLoop:
             )
             for x in ended
         ]
-        self._decisions.learn(closed.selection, Observations.of(observations))
+        self._decisions.learn(
+            closed.selection, Observations.of(observations), self._left(closed.selection)
+        )
         self._report_frozen(table.id)
         self._report_misses(table.id)
         self._report_context_changes(table.id)
@@ -711,13 +715,25 @@ class TrainingLoop:
             over=[x.device for x in ended if table.find(x.device) is x],
         )
 
+    def _left(self, selection: Selection) -> list[int]:
+        """Return the rows of devices that have left the fleet before the round selected.
+
+        A device of its cohort leaves with the next round.
+        """
+        n, cohort = len(selection.is_available), set(selection.rows.tolist())
+        return [row for row in self._registry.left() if row < n and row not in cohort]
+
     async def _record(self, closed: ClosedRound, closed_at: float, why: Explanation) -> RoundRow:
         """Write the rows and the checkpoint of a round in one transaction."""
         table, selection, log = closed.table, closed.selection, self._event_log
-        queries = self._services.loss_queries
+        n, left = len(selection.is_available), self._left(selection)
+        here = np.setdiff1d(np.arange(n, dtype=np.int64), left)
+        queues = self._decisions.selector.queues(n)
+        queues[left] = 0.0  # outside of the guarantee
         selections = selection_rows(
-            selection, self._registry.names(), self._decisions, closed.merged, why
+            selection, self._registry.names(), self._decisions, closed.merged, why, here
         )
+        loss_queries = self._services.loss_queries
         open_late = [x for x in table.exchanges.values() if x.is_open_late]
         exchanges = [
             exchange_row(
@@ -739,17 +755,17 @@ class TrainingLoop:
             ended_at_s=log.at_s(closed.collected),
             closed_at_s=log.at_s(closed_at),
             is_available=selection.is_available,
-            queues=self._decisions.selector.queues(len(selection.is_available)),
+            queues=queues,
             lag_p99_s=closed.lag_p99_s,
-            bytes_down=model_bytes + queries.bytes_down,
+            bytes_down=model_bytes + loss_queries.bytes_down,
             other_bytes=self._services.side_traffic.take(),
             model_sha256=sha256.hex() if sha256 is not None else "",
             coordinator_encode_s=self._versions.encode_s if closed.merged else None,
             rounds_empty=closed.rounds_empty,
-            loss_query_s=queries.duration_s(closed.started),
+            loss_query_s=loss_queries.duration_s(closed.started),
             choice=choice_columns(why, self._registry.names()) | judged_columns(self._decisions),
         )
-        records: list[Record] = [*fleet_rows(selection), *queries.rows]
+        records: list[Record] = [*fleet_rows(selection), *loss_queries.rows]
         for record in records:
             log.add(record)
         self._record_releases(closed.ended)

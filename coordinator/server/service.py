@@ -358,6 +358,7 @@ class Coordinator:
             held_out=self._config.held_out,
             limits=self._config.limits,
             task_key_of=self._host.task_key_of,
+            earlier_names=self._host.earlier_names,
             wants_scale=self._setup.artifact.scale is not None and not self._config.privacy.is_on,
         )
 

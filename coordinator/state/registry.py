@@ -42,6 +42,7 @@ NEVER = -1
 
 _CHECKPOINTED = (
     "name",
+    "former",
     "n_registered",
     "positions_registered",
     "first_seen_s",
@@ -76,6 +77,8 @@ class Device:
     """Rows of the registry whose columns are out of date; the first field, for `__setattr__`."""
     name: str
     row: int
+    former: list[str] = field(default_factory=list)
+    """Names that it had before in this run; the lab renamed it."""
     boot: int = NEVER
     """Boot of the agent process that sent the last hello."""
     capabilities: Capabilities | None = None
@@ -227,6 +230,8 @@ class Device:
 
     def status(self, now: float) -> str:
         """Return its status in one word, as the TUI shows it."""
+        if self.is_refused:
+            return "revoked"
         if not self.is_on:
             return "gone" if self.boot != NEVER else "awaited"
         if self.is_excluded:
@@ -269,6 +274,7 @@ _ABSENT = {
     "gone": Reason.OFFLINE,
     "awaited": Reason.OFFLINE,
     "silent": Reason.OFFLINE,
+    "revoked": Reason.OFFLINE,
     "preparing": Reason.PREPARING,
     "unwilling": Reason.UNWILLING,
     **dict.fromkeys(TROUBLES, Reason.PREPARING),
@@ -366,9 +372,18 @@ class Registry:
 
     def expect(self, names: Iterable[str]) -> None:
         """Assign rows to devices in this order, whichever joins first."""
+        former = {name for device in self for name in device.former}
         for name in names:
-            if name not in self._devices:
+            if name not in self._devices and name not in former:
                 self._add(Device(name=name, row=len(self._devices), changed=self._changed))
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a device another name; it keeps its row, and must send a hello again."""
+        device = self._devices[old]
+        device.former = [name for name in (*device.former, old) if name != new]
+        device.name, device.boot, device.context = new, NEVER, None
+        device.is_on = device.is_refused = False
+        self._devices = {device.name: device for device in self._rows}
 
     def _add(self, device: Device) -> None:
         self._devices[device.name] = device
@@ -517,6 +532,10 @@ class Registry:
     def linked(self, now: float) -> int:
         """Return the number of devices that are in contact and ready."""
         return sum(d.is_linked(now) for d in self)
+
+    def left(self) -> list[int]:
+        """Return the rows of the devices that have left the fleet: the broker refuses them."""
+        return [d.row for d in self._rows if d.is_refused]
 
     def unlinked(self, now: float) -> list[Device]:
         """Return the devices that can come into contact, and are not."""

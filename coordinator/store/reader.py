@@ -731,7 +731,7 @@ class RunReader:
 
         They are those of the round itself, except in a large replay, which stores the cohort only.
         """
-        if self._lists_all_selections:
+        if self.lists_all_selections:
             return self.selections(until_round)
         newest = (
             "SELECT (SELECT max(rowid) FROM selection WHERE device = name AND round <= ?) "
@@ -764,7 +764,7 @@ class RunReader:
         self, since_round: int = 0, until_round: int | None = None
     ) -> list[SelectionCounts]:
         """Return the counts of each device over the rounds after `since_round`."""
-        sql = _COUNTS if self._lists_all_selections else _SPARSE_COUNTS
+        sql = _COUNTS if self.lists_all_selections else _SPARSE_COUNTS
         rows = self._query(sql, (since_round, _until(until_round)))
         found = {row[0]: SelectionCounts(*row) for row in rows}
         for row in self._earlier(since_round):
@@ -1090,7 +1090,8 @@ class RunReader:
         return self._query(sql, values)[0][0] or 0
 
     @property
-    def _lists_all_selections(self) -> bool:
+    def lists_all_selections(self) -> bool:
+        """Whether each round has a selection row of every device that is in the fleet."""
         return bool(self._number("SELECT selection_rows = 'all' FROM run"))
 
     def _closed_at_s(self, round_id: int) -> float:

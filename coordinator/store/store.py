@@ -1,5 +1,6 @@
 """The store of a run: creates, writes and reopens it, and resumes at its last checkpoint."""
 
+import dataclasses
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,7 @@ from fairbed.coordinator.store.tables import (
     CommandRow,
     ConditionRow,
     DeviceLogRow,
+    DeviceRow,
     EventRow,
     ExchangeRow,
     Record,
@@ -57,6 +59,7 @@ from fairbed.coordinator.store.tables import (
     RunRow,
     SelectionRow,
     TelemetryRow,
+    TruthRow,
 )
 from fairbed.coordinator.store.writer import MAX_ROWS, Writer
 from fairbed.wire.artifact import TaskKind
@@ -519,6 +522,16 @@ class Store:
     def set_waiting(self, waiting: str) -> None:
         """Queue what the run waits for, in a few words; empty: it goes on."""
         self._writer.put("UPDATE run SET waiting = ?", [(waiting,)])
+
+    def rename_device(self, old: str, new: str) -> None:
+        """Queue another name of a device in all rows; rows of the new name are replaced."""
+        for record in RECORDS:
+            column = "name" if record in (DeviceRow, TruthRow) else "device"
+            if column in {field.name for field in dataclasses.fields(record)}:
+                self._writer.put(
+                    f"UPDATE OR REPLACE {record.TABLE} SET {column} = ? WHERE {column} = ?",
+                    [(new, old)],
+                )
 
     def set_dilation(self, dilation: float) -> None:
         """Queue the seconds of the machine per second of the run's clock."""

@@ -27,7 +27,13 @@ import numpy as np
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import Audit, DeviceControl, HostServices, no_task_key
+from fairbed.coordinator.ports import (
+    Audit,
+    DeviceControl,
+    HostServices,
+    no_earlier_names,
+    no_task_key,
+)
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
@@ -55,7 +61,6 @@ from fairbed.testbed.experiment.shards import (
     FleetData,
     StoredShards,
     load_examples,
-    no_earlier_names,
     task_of,
 )
 from fairbed.testbed.host.broker_usage import KEPT_S, Usage
@@ -662,6 +667,7 @@ def _coordinator(
         devices=control,
         on_watch=parts.on_watch,
         on_flood=parts.on_flood,
+        earlier_names=no_earlier_names if endpoint.lab is None else earlier_names,
         task_key_of=no_task_key
         if endpoint.lab is None
         else partial(enrolled_task_key, Path(endpoint.lab), endpoint.tenant),

@@ -13,7 +13,7 @@ from fairbed.coordinator.report.quality import measure, spread_of
 from fairbed.coordinator.report.quantities import MISSING, QUEUE_SUM, clock, ratio, seconds
 from fairbed.coordinator.store.reader import Quality, RunInfo
 from fairbed.coordinator.tui.bars import gauge
-from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers, banner_lines
+from fairbed.coordinator.tui.view import ABSENT, REVOKED, RunView, Stragglers, banner_lines
 
 GAP = 3
 """Columns between two tiles."""
@@ -112,8 +112,9 @@ class RunHeader(Widget):
             return Text(text, value)
 
         absent = sum(device.state in ABSENT for device in view.devices)
-        present = f"{len(view.devices) - absent}/" if info.is_alive or absent else ""
-        devices = plain(f"{present}{len(view.devices)}")
+        fleet = sum(device.state != REVOKED for device in view.devices)
+        present = f"{fleet - absent}/" if info.is_alive or absent else ""
+        devices = plain(f"{present}{fleet}")
         if absent:
             devices.stylize(self.get_component_rich_style("header--bad", partial=True))
         left_s = view.left_s
