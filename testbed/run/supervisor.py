@@ -68,6 +68,7 @@ from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
 from fairbed.testbed.host.memory import memory_here
+from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.lab.audit import Audit as AuditLog
@@ -265,11 +266,13 @@ async def _run(
 
     plan.folder.mkdir(parents=True, exist_ok=True)
     awaited = names if plan.knows_fleet else fleet_names(experiment)
-    data, artifact = await anyio.to_thread.run_sync(_load, plan, awaited, attacks)
+    with named_if_slow("the data set and the model"):
+        data, artifact = await anyio.to_thread.run_sync(_load, plan, awaited, attacks)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
     costs = await _costs(plan, devices, artifact)
-    fitting = await _fitting(plan, planned, data, artifact, costs)
+    with named_if_slow("the memory of a training step"):
+        fitting = await _fitting(plan, planned, data, artifact, costs)
     of_task = None if costs is None else TaskCosts.of(costs, _core_speed(devices))
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
@@ -281,12 +284,15 @@ async def _run(
     ):
         backend = None if fleet is None else fleet[0]
         if backend is not None:
-            await backend.start(costs)
+            with named_if_slow("the processes of the emulated devices"):
+                await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
-            inputs = await anyio.to_thread.run_sync(reader.read, data.dataset)
-            store, attempt, moved = await anyio.to_thread.run_sync(
-                _open_store, plan, data, costs, inputs
-            )
+            with named_if_slow("the hashes of the inputs"):
+                inputs = await anyio.to_thread.run_sync(reader.read, data.dataset)
+            with named_if_slow("the store of the run"):
+                store, attempt, moved = await anyio.to_thread.run_sync(
+                    _open_store, plan, data, costs, inputs
+                )
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         notifier: Notifier | None = None
         try:
@@ -705,7 +711,8 @@ async def _endpoint(
         )
         url = with_client(url, broker.client)
         topics = Topics(broker.tenant)
-        await await_broker(url)
+        with named_if_slow(f"the broker at {redact(url)}"):
+            await await_broker(url)
         await check_tree_is_free(MqttTransport(url, f"look-{secrets.token_hex(4)}"), topics)
         if lab is None:
             if choice is not None:
