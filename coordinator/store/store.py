@@ -295,6 +295,19 @@ def void_rounds_after(
                 connection.execute(table.upsert(), table.encode(event))
 
 
+def check_not_done(folder: Path) -> None:
+    """Refuse the folder of a run that is done; one without a store passes.
+
+    Raises:
+        StoreError: The run is done, or its store cannot be read.
+    """
+    path = folder / DATABASE
+    if path.exists():
+        with closing(open_readonly(path)) as reading, translated(path):
+            check_format(str(path), reading)
+            _check_unfinished(folder, reading)
+
+
 def _check_unfinished(folder: Path, reading: sqlite3.Connection) -> None:
     """Refuse a run that another process finished before this one had the lock."""
     ((status,),) = reading.execute("SELECT status FROM run")

@@ -40,7 +40,8 @@ from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, Trai
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.connection import DATABASE, StartLock
+from fairbed.coordinator.store.store import check_not_done
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
@@ -231,13 +232,19 @@ async def run_experiment(
                 group.start_soon(watch_stdin, stop, name="run.stdin")
             end: End = "stopped"
             failure: Exception | None = None
+            claim: StartLock | None = None
             with stop.scope:
                 try:
+                    plan.folder.mkdir(parents=True, exist_ok=True)
+                    claim = StartLock(plan.folder)
+                    check_not_done(plan.folder)  # another process may have run it meanwhile
                     end = await _run(plan, listener, waiting, alerted, stop, group)
                 except Exception as exc:  # raised below, outside the group, which would wrap it
                     failure = innermost(exc)
             group.cancel_scope.cancel()
-    _clean_up(plan.folder, is_new, end if failure is None else "failed")
+    if claim is not None:  # without it, the files are those of another process
+        _clean_up(plan.folder, is_new, end if failure is None else "failed")
+        claim.release()
     if failure is not None:
         raise failure
     return end
@@ -264,7 +271,6 @@ async def _run(
         budget.on_round(progress)
         listener(progress)
 
-    plan.folder.mkdir(parents=True, exist_ok=True)
     awaited = names if plan.knows_fleet else fleet_names(experiment)
     with named_if_slow("the data set and the model"):
         data, artifact = await anyio.to_thread.run_sync(_load, plan, awaited, attacks)

@@ -42,6 +42,7 @@ def test_a_hung_device_is_named_within_seconds_and_a_command_goes_on(
         began = time.monotonic()
         try:
             alert = wait_until(lambda: stalled(run), "the alert")
+            assert alert is not None
             # 3 s until it is silent, 5 s of the alert, and this busy machine.
             assert time.monotonic() - began < 15.0
             with RunReader(run.folder) as reader:
