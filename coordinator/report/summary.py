@@ -242,6 +242,7 @@ def summarise_run(
         aggregation=_aggregation(info.plan.aggregation),
         seed=info.row.seed,
         status=info.status,
+        waiting=info.waiting,
         reason=info.row.reason,
         resume_command=info.resume_command,
         rounds_completed=info.rounds_completed,

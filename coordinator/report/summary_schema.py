@@ -547,6 +547,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     aggregation: AggregationSummary
     seed: int
     status: str
+    waiting: str
+    """Devices that the live run waits for, in a few words; empty while it goes on."""
     reason: str
     resume_command: str
     """Command that continues the run; empty for a live or done one."""

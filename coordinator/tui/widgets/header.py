@@ -22,7 +22,10 @@ GAUGE_WIDTH = 8
 
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("FAIRBED", "Name of the experiment."),
-    ("STATUS", "running, paused, done, failed, or interrupted: its process ended without a word."),
+    (
+        "STATUS",
+        "running, waiting for a device, paused, done, failed, or interrupted: it died.",
+    ),
     ("ROUND", "Closed rounds, of the number of the last one; an empty round adds 1 to both."),
     ("EMPTY", "Rounds without an available device: beside the planned ones, but for the queues."),
     ("LEFT", "Time until the last planned round is over, from the newest rounds."),
