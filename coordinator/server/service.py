@@ -64,6 +64,9 @@ from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Wil
 GOODBYE_S = 1.0
 """Longest time for the goodbye to devices: a broker that takes longer hangs or is out of reach."""
 
+LEASE_SLOW_S = 5.0
+"""Time after which the wait for the topic tree is reported; it takes a round trip."""
+
 CLEARING_S = 3.0
 """Longest time for the removal of blobs from the broker after it; the next coordinator removes what
 is left."""
@@ -455,12 +458,24 @@ class Coordinator:
     def _start_tasks(self, group: TaskGroup, parts: _RunParts) -> None:
         group.start_soon(self._receive, group, parts, name="coordinator.receive")
         group.start_soon(self._renew_status, name="coordinator.lease")
+        group.start_soon(self._report_slow_lease, name="coordinator.slow_lease")
         group.start_soon(self._loop_lag.run, name="coordinator.loop_lag")
         group.start_soon(parts.alerts.run, name="coordinator.alerts")
         group.start_soon(parts.executor.watch_deadlines, name="coordinator.deadlines")
         group.start_soon(
             self._watch_presence, parts.executors, parts.registry, name="coordinator.presence"
         )
+
+    async def _report_slow_lease(self) -> None:
+        """Report the wait for the topic tree if it is long: the broker may not forward a topic."""
+        await anyio.sleep(LEASE_SLOW_S)
+        if not self._lease.is_ours:
+            line = (
+                f"no answer on topic {self._topics.coordinator} for {LEASE_SLOW_S:g} s; check that "
+                "the broker is up, and that its login may read and write there"
+            )
+            self._event_log.event("waiting", line, level="warning")
+            self._on_waiting(line)
 
     async def _run_rounds(self, parts: _RunParts, first_round: int) -> None:
         """Acquire the lease, publish the task, and run the rounds; a failure ends the run."""

@@ -173,3 +173,16 @@ async def test_the_trouble_of_a_device_is_an_event_an_alert_and_its_state(tmp_pa
     assert all(alert.end_s is not None for alert in alerts.values())
     assert any("full (disk full: /cache has 512 bytes free since " in text for text in stalls)
     assert "disk full" in phases
+
+
+async def test_a_start_without_an_answer_of_the_broker_has_a_line(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=3) as place, anyio.create_task_group() as group:
+
+        async def come_back() -> None:
+            await anyio.sleep(20.0)
+            place.broker.start()
+
+        place.broker.stop()
+        group.start_soon(come_back)
+        assert await place.run(make_config(rounds=2)) == "done"
+    assert place.waiting[0].startswith("no answer on topic ")
