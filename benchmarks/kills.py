@@ -1,7 +1,8 @@
 """Processes killed at random instants of live runs: what survives, and what is repeated?
 
-    fairbed bench kills [--kills 100] [--seed 1] [--parts coordinator,broker,agent,owner,device]
-        [--devices 3] [--broker mosquitto|nats] [--backend process|namespace|container] [--json]
+    fairbed bench kills [--kills 100] [--seed 1] [--devices 3] [--json]
+        [--parts coordinator,broker,agent,owner,device,start,home]
+        [--broker mosquitto|nats|amqtt] [--backend process|namespace|container]
 
 Each part is killed so often with SIGKILL, in a run of its own: the coordinator, its broker or an
 agent of a run whose agents joined by themselves, or, of a run with devices emulated by `--backend`,
@@ -15,6 +16,11 @@ run without kills, bit for bit; after kills of agents they are not compared, bec
 without the dead one. An agent is back at the dispatch of its next exchange that is done. The agent
 of a device that has died before is killed when it has lived for a minute; earlier, each restart
 would wait longer than the one before. At the end SIGTERM stops the run and the agents.
+
+Two parts kill starts alone, before their first round. `start`: at each file that a start writes and
+each program that it starts, in turn, and at random instants of its first 500 ms; the same command
+must go on, and every tenth run must be done. `home`: four runs of emulated devices at once with one
+empty HOME, whose owners are killed at random; at the end each must be done.
 
 Exits with 1 unless every kill was survived. The instants are a function of the seed.
 """
@@ -37,6 +43,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from benchmarks._killed_starts import StartsResult, measure_home, measure_starts
 from fairbed.coordinator.store.connection import DATABASE, open_readonly
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.progress import progress
@@ -44,7 +51,10 @@ from fairbed.testbed.run.agent_restarts import STABLE_S
 from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import read_endpoint
 
-PARTS = ("coordinator", "broker", "agent", "owner", "device")
+STARTS = {"start": measure_starts, "home": measure_home}
+"""Parts that kill only processes that start."""
+
+PARTS = ("coordinator", "broker", "agent", "owner", "device", *STARTS)
 BACKENDS = ("process", "namespace", "container")
 
 EXPERIMENT = """
@@ -99,6 +109,9 @@ FORK_SERVER, LAUNCHER = "fairbed.testbed.backends.fork_server", "fairbed.testbed
 containers."""
 
 POLL_S = 0.02
+WHOLE_EVERY = 10
+"""Kills of starts after which a run must be done."""
+
 END_S = 30.0
 
 
@@ -148,7 +161,7 @@ class Result(Struct, frozen=True, kw_only=True):
     backend: str
     """Of the emulated devices of an owner."""
     devices: int
-    parts: list[PartResult]
+    parts: list[PartResult | StartsResult]
 
 
 class NotBackError(Exception):
@@ -533,7 +546,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parts", default="coordinator,broker,agent", help=", ".join(PARTS))
     parser.add_argument("--devices", type=int, default=3)
-    parser.add_argument("--broker", choices=("mosquitto", "nats"), default="mosquitto")
+    parser.add_argument("--broker", choices=("mosquitto", "nats", "amqtt"), default="mosquitto")
     parser.add_argument(
         "--backend", choices=BACKENDS, default="process", help="of an owner or device"
     )
@@ -546,10 +559,16 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("kills", "devices"):
         if getattr(options, name) < 1:
             parser.error(f"--{name}: must be at least 1, got {getattr(options, name)}")
-    results = []
+    options.whole_every = WHOLE_EVERY
+    results = list[PartResult | StartsResult]()
     with tempfile.TemporaryDirectory(prefix="fairbed-kills-") as top:
         for part in parts:
-            results.append(measure(part, options, Path(top)))
+            of_starts = STARTS.get(part)
+            results.append(
+                measure(part, options, Path(top))
+                if of_starts is None
+                else of_starts(options, Path(top))
+            )
             if not options.json:
                 print(results[-1].line, flush=True)
                 for failure in results[-1].failures:

@@ -138,6 +138,16 @@ def no_task_key(device: str) -> None:
     """Return no key: no device of the run has one."""
 
 
+EarlierNames: TypeAlias = Callable[[str], Sequence[str]]
+"""Returns the names that a device had before, which no other device has now. Called off the event
+loop."""
+
+
+def no_earlier_names(device: str) -> Sequence[str]:
+    """Return no names: nothing renames devices."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostServices:
     """Services that the testbed provides to a coordinator."""
@@ -154,5 +164,7 @@ class HostServices:
     """Called with the name of a device that sends far more than its limits allow."""
     task_key_of: TaskKeyOf = no_task_key
     """Keys of the devices that take signed messages only."""
+    earlier_names: EarlierNames = no_earlier_names
+    """Former names of a renamed device."""
     devices: DeviceControl | None = None
     """None: no device is emulated."""

@@ -3,8 +3,11 @@
 The preparation downloads the missing task and shard, checks them, and measures the link.
 """
 
+import errno
 import logging
 import random
+import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -13,16 +16,17 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
+import msgspec
 from anyio.abc import TaskGroup
 
 from fairbed.device_agent.cache import ArrivedChunks, BlobCache
-from fairbed.device_agent.errors import NotPrepared, one_line
+from fairbed.device_agent.errors import DataError, EngineError, NotPrepared, one_line
 from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import DataScale, HeldOut, Hello, Manifest, Welcome
+from fairbed.wire.messages import DataScale, HeldOut, Hello, Manifest, Trouble, Welcome
 from fairbed.wire.transfer import Download
 from fairbed.wire.transport.client import backoff_s
 
@@ -51,6 +55,38 @@ REFUSED_CAP_S = 300.0
 coordinator gets one at once."""
 
 
+def trouble_of(problem: NotPrepared, boot: int, cache_folder: Path) -> Trouble:
+    """Return the report of a failed preparation, by its first cause.
+
+    Args:
+        problem: Why it failed; its causes are errors of this device.
+        boot: Of this agent process.
+        cache_folder: What is written during a preparation, if the error names no other file.
+    """
+    reason, cause = one_line(problem), problem.__cause__
+    while cause is not None and not isinstance(
+        cause, (OSError, MemoryError, DataError, EngineError, ImportError)
+    ):
+        cause = cause.__cause__
+    match cause:
+        case OSError() if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            folder = Path(cause.filename).parent if cause.filename else cache_folder
+            free: int | None = None
+            with suppress(OSError):
+                free = shutil.disk_usage(folder).free
+            return Trouble(
+                boot=boot, kind="disk full", reason=reason, path=str(folder), free_bytes=free
+            )
+        case MemoryError():
+            return Trouble(boot=boot, kind="no memory", reason=reason)
+        case DataError():
+            return Trouble(boot=boot, kind="bad data", reason=reason)
+        case EngineError() | ImportError():
+            return Trouble(boot=boot, kind="no engine", reason=reason)
+        case _:
+            return Trouble(boot=boot, kind="not prepared", reason=reason)
+
+
 class Preparation:
     """Prepares the worker for the task and data of a welcome."""
 
@@ -62,6 +98,10 @@ class Preparation:
         self._prober = prober
         self._own_data = own_data
         self._prepared_for: tuple[Manifest, Manifest | None, HeldOut | None] | None = None
+
+    def trouble(self, problem: NotPrepared, boot: int) -> Trouble:
+        """Return the report of a failed preparation."""
+        return trouble_of(problem, boot, self._cache.folder)
 
     def is_done(self, welcome: Welcome) -> bool:
         """Return whether the device is prepared for the task and shard of this welcome."""
@@ -193,6 +233,7 @@ class Joining:
         phase: Returns the agent's phase.
         step: Applies an event to the agent's lifecycle.
         on_end: Called when a preparation has ended or failed.
+        wall: Wall clock, seconds since 1970.
     """
 
     def __init__(
@@ -204,8 +245,10 @@ class Joining:
         phase: Callable[[], Phase],
         step: Callable[[Event], None],
         on_end: Callable[[], None],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._context = context
+        self._wall = wall
         self._group = group
         self._preparation = preparation
         self._hello = hello
@@ -232,7 +275,7 @@ class Joining:
                 await self._wakeup.wait(left_s)
             else:
                 self._hello_at = clock.now() + self._context.timeouts.hello_s
-                await self._context.publisher.send(self._hello())
+                await self._context.publisher.send(self._fresh_hello())
 
     def hello_now(self) -> None:
         """Send the next `Hello` at once: a coordinator is online."""
@@ -255,7 +298,10 @@ class Joining:
 
     def repeat_hello(self) -> None:
         """Send `Hello` during work: one side had lost its link."""
-        self._context.publisher.publish(self._hello())
+        self._context.publisher.publish(self._fresh_hello())
+
+    def _fresh_hello(self) -> Hello:
+        return msgspec.structs.replace(self._hello(), clock_s=max(0.0, self._wall()))
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Start the preparation, unless it is done or running; a working device ignores it."""
@@ -292,6 +338,7 @@ class Joining:
                 await self._preparation.prepare(welcome)
             except NotPrepared as exc:
                 problem = f"preparation failed: {exc}"
+                self._context.publisher.publish(self._preparation.trouble(exc, self._hello().boot))
         if self._running != (welcome, scope):
             return
         self._running = None

@@ -79,6 +79,7 @@ RUN_FILES = {
     GAUGES,
     CA_FILE,
     "broker.log",
+    "broker.log.1",
     "broker-subscriptions",
     "cache",
     "endpoint.tmp",
@@ -94,7 +95,8 @@ RUN_FILES = {
     "shards.tmp",
     "state",
 }
-"""Files and folders that a run writes before its store exists, or leaves when it is killed."""
+"""Files and folders that a run writes before its store exists, or leaves when it is killed: all of
+them. `fairbed bench kills --parts start` kills a start at each file that it writes."""
 
 _BROKER = re.compile(r"broker-\d+")
 """Folders of an embedded broker, which a killed run leaves."""

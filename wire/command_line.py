@@ -26,7 +26,7 @@ MEANINGS: Mapping[Action, str] = {
     "exclude": "the device is not selected any more",
     "include": "the device may be selected again",
     "kick": "the open exchange of the device is cancelled",
-    "set": "another value of V, beta, per_round or deadline_s from the next round on",
+    "set": "another value of V, beta, per_round, deadline_s or min_devices from the next round on",
     "note": "a line of text among the events",
     "throttle": "a share of the speed (cpu) or of the rates (link) of an emulated device is left",
     "profile": "an emulated device starts again with another profile",

@@ -50,6 +50,12 @@ MAX_MAGNITUDE = 1e30
 """Largest loss or error: no sum over examples and devices overflows float64. `[limits]` of an
 experiment draws a narrower bound."""
 
+SHORT = 90
+"""Characters of a reason in `Trouble.text`."""
+
+MAX_CLOCK_S = 1e11
+"""Largest difference of two clocks, seconds: that of 1970 and the year 5000."""
+
 MAX_TEXT = 500
 """Characters of a text; longer texts are truncated."""
 
@@ -483,6 +489,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     nonce: Count = 0
     """Random number of a device with a task key, another one for each coordinator process
     (`wire.signature`)."""
+    clock_s: Annotated[float, Meta(ge=0.0, le=MAX_CLOCK_S)] | None = None
+    """Wall clock of the device when it made the message, seconds since 1970; None: unknown."""
 
 
 class Context(Message, frozen=True, kw_only=True, tag="context"):
@@ -689,6 +697,38 @@ class LogLines(Message, frozen=True, kw_only=True, tag="log-lines"):
     """Number of the first line, counted from 0 in each agent process; the others follow. A gap
     means that lines were lost."""
     lines: Annotated[tuple[LogLine, ...], Meta(min_length=1, max_length=MAX_LOG_LINES)]
+
+
+TroubleKind: TypeAlias = Literal[
+    "disk full", "clock off", "bad data", "no engine", "no memory", "not prepared"
+]
+
+
+class Trouble(Message, frozen=True, kw_only=True, tag="trouble"):
+    """Why a device cannot join or prepare; the next context with `is_ready` ends it."""
+
+    boot: Count
+    kind: TroubleKind
+    reason: Text
+    """One line, as in the log of the device."""
+    path: Text = ""
+    """Folder on the full disk."""
+    free_bytes: Count | None = None
+    """Free on it."""
+    off_s: Annotated[float, Meta(ge=-MAX_CLOCK_S, le=MAX_CLOCK_S)] | None = None
+    """Clock of the device less that of the other side, seconds."""
+
+    @property
+    def text(self) -> str:
+        """The trouble in a few words."""
+        if self.kind == "disk full" and self.path:
+            free = "" if self.free_bytes is None else f" has {self.free_bytes:,} bytes free"
+            return f"disk full: {self.path}{free}"
+        if self.kind == "clock off" and self.off_s is not None:
+            side = "ahead" if self.off_s > 0 else "behind"
+            return f"clock {abs(self.off_s):,.0f} s {side}"
+        reason = self.reason if len(self.reason) <= SHORT else f"{self.reason[: SHORT - 1]}…"
+        return f"{self.kind}: {reason}"
 
 
 class DataScale(Message, frozen=True, kw_only=True, tag="data-scale"):
@@ -1000,6 +1040,7 @@ FromDevice: TypeAlias = (
     | Failed
     | LogLines
     | DataScale
+    | Trouble
     | ChunkRequest
     | LinkProbe
     | Pong

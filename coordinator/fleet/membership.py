@@ -1,5 +1,8 @@
 """Membership of the fleet: hellos, contexts, goodbyes and link probes, around the registry."""
 
+import time
+from collections.abc import Callable
+
 import anyio
 import anyio.to_thread
 import msgspec
@@ -10,7 +13,7 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
-from fairbed.coordinator.ports import ShardSource
+from fairbed.coordinator.ports import EarlierNames, ShardSource, no_earlier_names
 from fairbed.coordinator.state.rate_limit import RateLimit
 from fairbed.coordinator.state.registry import (
     NEVER,
@@ -34,6 +37,7 @@ from fairbed.wire.messages import (
     Refuse,
     Signed,
     Status,
+    Trouble,
     Welcome,
 )
 from fairbed.wire.plugins import is_path
@@ -46,6 +50,10 @@ NEWCOMERS = 20.0, 500
 """Devices of unknown names that are admitted per second, and at once; the others are admitted when
 they send hello again, 2 s later. At a broker with one login for all, a hostile client could invent
 names by the thousand. Devices that the experiment names are admitted at any time."""
+
+CLOCK_OFF_S = 60.0
+"""Difference of two clocks from which a person should know: NTP keeps it below a second, and a
+hello may be seconds old."""
 
 REJOIN_S = 10.0
 """Longest wait of the next round for devices that were ready before an outage."""
@@ -69,7 +77,13 @@ class Fleet:
         limits: LimitsConfig | None = None,
         signatures: FleetSignatures | None = None,
         wants_scale: bool = False,
+        earlier_names: EarlierNames = no_earlier_names,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._earlier_names = earlier_names
+        self._renamed: dict[str, str] = {}
+        """Former name of each device that has another name from the next round on."""
+        self._wall = wall
         self.registry = registry
         self._publisher = publisher
         self._private = private
@@ -133,6 +147,8 @@ class Fleet:
         if name not in self.registry and len(self.registry) >= MAX_DEVICES:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
             return False
+        if name not in self.registry and await self._is_renamed(name):
+            return False  # it repeats its hello; a round that is open has its former name
         if name not in self.registry and not self._newcomers.take("", self._event_log.now()):
             text = f"more than {NEWCOMERS[0]:g} new devices a second send hello; the others wait"
             self._event_log.warn("flood", text)
@@ -157,6 +173,7 @@ class Fleet:
         is_new = known is None or known.boot != hello.boot
         was_known = known is not None and known.boot != NEVER
         device = self.registry.join(name, hello, self._event_log.now())
+        self._check_clock(device, hello)
         if shard is not None:
             device.n_registered, device.positions_registered = n_k, positions
         if is_new:
@@ -190,7 +207,7 @@ class Fleet:
             return False
         device = self.registry[name]
         if (device.is_available(now), device.is_present(now)) != (before or (False, False)):
-            self._notify()
+            self.notify()
         for quantity, text in clamped_values(device).items():
             if (name, quantity) not in self._clamped:
                 self._clamped.add((name, quantity))
@@ -225,13 +242,62 @@ class Fleet:
         if device is not None and device.boot == message.boot and device.can_send_scale:
             device.scale = message.scale if self._wants_scale else None
 
+    async def _is_renamed(self, name: str) -> bool:
+        """Note the former name of a device that the lab renamed; return whether it had one here."""
+        earlier = await anyio.to_thread.run_sync(self._earlier_names, name)
+        old = next((one for one in earlier if one in self.registry), None)
+        if old is not None and name not in self.registry:
+            self._renamed[name] = old
+            self.notify()
+        return old is not None
+
+    def apply_renames(self) -> None:
+        """Rename devices that the lab renamed; between two rounds, when no exchange is open."""
+        for new, old in self._renamed.items():
+            if old not in self.registry or new in self.registry:
+                continue
+            self.registry.rename(old, new)
+            self._event_log.store.rename_device(old, new)
+            text = f"was {old}; it keeps its row, its data and its queue"
+            self._event_log.event("renamed", text, device=new)
+        self._renamed.clear()
+
+    def _check_clock(self, device: Device, hello: Hello) -> None:
+        """Note a wall clock that differs from that of this machine, or that it does not any more.
+
+        A wrong clock delays no exchange, but its certificate, login and hours do not hold.
+        """
+        if hello.clock_s is None:
+            return
+        off_s = hello.clock_s - self._wall()
+        if abs(off_s) > CLOCK_OFF_S:
+            reason = "set the clock of the device: sudo timedatectl set-ntp true"
+            trouble = Trouble(boot=hello.boot, kind="clock off", reason=reason, off_s=off_s)
+            self.on_trouble(device.name, trouble)
+        elif device.trouble is not None and device.trouble.off_s is not None:
+            device.trouble = None
+
+    def on_trouble(self, name: str, trouble: Trouble) -> None:
+        """Record why a device cannot join or prepare, and report it if it is new."""
+        device = self.registry.get(name)
+        if device is None or device.boot != trouble.boot:
+            return
+        before = device.trouble
+        is_new = before is None or (before.kind, before.reason) != (trouble.kind, trouble.reason)
+        device.trouble = trouble
+        if is_new:
+            device.trouble_at = self._event_log.now()
+            is_short = trouble.text.endswith(trouble.reason)
+            text = trouble.text if is_short else f"{trouble.text}; {trouble.reason}"
+            self._event_log.report("trouble", text, level="warning", device=name)
+
     def on_status(self, name: str, status: Status) -> None:
         """Record a goodbye or a last will; `on` adds nothing to a hello."""
         if status.state == "off" and self.registry.mark_off(
             name, status.boot, self._event_log.now()
         ):
             self._event_log.report("left", "the device disconnected", device=name)
-            self._notify()
+            self.notify()
 
     def drop(self, name: str, reason: str) -> None:
         """Record that the broker refuses a device, so that it is not available.
@@ -241,10 +307,11 @@ class Fleet:
         device = self.registry.get(name)
         if device is None:
             return
-        self._event_log.event("refused", reason, level="warning", device=name)
-        device.is_refused = True
+        text = f"{reason}; it leaves the fleet of this run, and its queue is frozen"
+        self._event_log.event("revoked", text, level="warning", device=name)
+        device.is_refused, device.trouble = True, None
         self.registry.mark_off(name, device.boot, self._event_log.now())
-        self._notify()  # also of a device that is only awaited: a wait may count it
+        self.notify()  # also of a device that is only awaited: a wait may count it
 
     def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""
@@ -253,7 +320,8 @@ class Fleet:
         reply = LinkProbeReply(seq=probe.seq, payload=bytes(probe.reply_bytes))
         self._publisher.publish(name, reply, qos=0)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Let waits look again."""
         self._changed.set()
         self._changed = anyio.Event()
 

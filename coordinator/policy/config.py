@@ -617,11 +617,15 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     """Duration of a round without an available device, although some are in contact. Such an empty
     round counts for the queues, but is none of `rounds`."""
     min_devices: PositiveInt | None = None
-    """A round begins when this many devices are in contact and ready; not set: round 1 waits for
-    all devices of an emulated fleet, else for as many as a round selects, later rounds for one."""
+    """A round begins when this many devices are in contact and ready, less those that are excluded,
+    revoked or given up on; not set: round 1 waits for all devices of an emulated fleet, else for as
+    many as a round selects, later rounds for one."""
     join_timeout_s: Duration | None = None
-    """The run fails if fewer than min_devices are ready by then; not set: 120 s for an emulated
-    fleet, else 600 s."""
+    """The run fails if fewer than min_devices are ready for round 1 by then; not set: 120 s for an
+    emulated fleet, else 600 s."""
+    give_up_after_s: Duration | None = None
+    """A later round that has waited so long for min_devices begins without those that are missing,
+    and rounds count on each again once it is back; not set: it waits, with an alert."""
 
     def __post_init__(self) -> None:
         if self.mode == "sync" and (self.buffer is not None or self.concurrency is not None):
@@ -875,7 +879,8 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     held_out: HeldOut | None = None
     """How devices with own data hold out test examples; None: they do not."""
     min_linked: PositiveInt = 1
-    """Devices in contact without which no round after the first begins."""
+    """Devices in contact without which no round after the first begins: `round.min_devices` if the
+    experiment sets it, else 1."""
 
     def local_values(self, run: str, merged: int | None) -> LocalValues | None:
         """Return which values of its own a device puts into a model; None: it keeps none.

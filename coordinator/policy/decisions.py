@@ -4,7 +4,7 @@ In each round the shell calls `select`, feeds updates into the accumulator of `b
 passes the observations to `learn`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -327,9 +327,19 @@ class Decisions:
         allowed = limit.candidates(is_available, candidates.round, queues)
         return candidates if allowed is is_available else replace(candidates, is_available=allowed)
 
-    def learn(self, selection: Selection, observed: Observations) -> None:
-        """Update virtual queues and estimates with the observations of a round."""
+    def learn(self, selection: Selection, observed: Observations, left: Sequence[int] = ()) -> None:
+        """Update virtual queues and estimates with the observations of a round.
+
+        Args:
+            selection: The selection of the round.
+            observed: What its exchanges and earlier ones have shown.
+            left: Rows of devices that have left the fleet: the round does not count for them.
+        """
         n = len(selection.is_available)
+        has_left: Bools | None = None
+        if left:
+            has_left = np.zeros(n, dtype=np.bool_)
+            has_left[list(left)] = True
         is_selected = np.zeros(n, dtype=np.bool_)
         is_selected[selection.rows] = True
         is_aggregated = np.zeros(n, dtype=np.bool_)
@@ -347,6 +357,7 @@ class Decisions:
                 tau_s=tau_s,
                 loss=loss,
                 at_least_s=at_least_s,
+                has_left=has_left,
             )
         )
         self.miss_limit.observe(

@@ -21,7 +21,13 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.policy.factories import defence_problem
 from fairbed.coordinator.store.tables import CommandRow
 
-SECTIONS = {"V": "selection", "beta": "selection", "per_round": "selection", "deadline_s": "round"}
+SECTIONS = {
+    "V": "selection",
+    "beta": "selection",
+    "per_round": "selection",
+    "deadline_s": "round",
+    "min_devices": "round",
+}
 """Section of the experiment file of each setting."""
 
 
@@ -68,6 +74,8 @@ def value_of(config: CoordinatorConfig, name: str) -> float:
             f"setting: must be one of {', '.join(SECTIONS)}, got {name!r}; the others hold for the "
             "whole run"
         )
+    if name == "min_devices":
+        return float(config.min_devices)
     return float(getattr(getattr(config, SECTIONS[name]), name))
 
 
@@ -96,6 +104,10 @@ def changed(
     if name in ("V", "beta") and not selection.has_queues:
         raise SettingError(
             f"{key}: must be for policy 'rbcs-f', got {selection.policy!r}, which does not read it"
+        )
+    if name == "min_devices" and devices and value > devices:
+        raise SettingError(
+            f"{key}: must be at most the {devices} devices of this run, got {value:g}"
         )
     if name == "deadline_s" and settings.merges_late_updates:
         raise SettingError(
@@ -136,7 +148,7 @@ def with_value(config: CoordinatorConfig, name: str, value: float) -> Coordinato
     """
     value_of(config, name)
     section: SelectionConfig | RoundConfig = getattr(config, SECTIONS[name])
-    is_whole = name == "per_round" and float(value).is_integer()
+    is_whole = name in ("per_round", "min_devices") and float(value).is_integer()
     fields = msgspec.structs.asdict(section) | {name: int(value) if is_whole else value}
     plain = msgspec.to_builtins(fields)
     try:
@@ -144,7 +156,10 @@ def with_value(config: CoordinatorConfig, name: str, value: float) -> Coordinato
     except msgspec.ValidationError as exc:
         problem = str(exc).removesuffix(f" - at `$.{name}`").replace("`", "")
         raise SettingError(f"{key_of(name)}: {problem}, got {value:g}") from None
-    return msgspec.structs.replace(config, **{SECTIONS[name]: new})
+    config = msgspec.structs.replace(config, **{SECTIONS[name]: new})
+    if name == "min_devices":  # set by an operator, it holds for every round
+        config = msgspec.structs.replace(config, min_linked=int(value))
+    return config
 
 
 def with_changes(config: CoordinatorConfig, changes: Iterable[Change]) -> CoordinatorConfig:

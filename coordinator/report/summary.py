@@ -242,6 +242,7 @@ def summarise_run(
         aggregation=_aggregation(info.plan.aggregation),
         seed=info.row.seed,
         status=info.status,
+        waiting=info.waiting,
         reason=info.row.reason,
         resume_command=info.resume_command,
         rounds_completed=info.rounds_completed,
@@ -882,6 +883,9 @@ def fairness_of(reader: RunReader, counts: Mapping[str, SelectionCounts] | None 
         counts = {count.device: count for count in reader.selection_counts()}
     newest = reader.newest_round()
     queues = {row.device: row.queue for row in reader.selections(newest)}
+    # Each closed round has a row of every device that is in the fleet.
+    left = sorted(counts.keys() - queues.keys()) if reader.lists_all_selections and queues else []
+    counts = {name: count for name, count in counts.items() if name not in left}
     planned, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
     last = max((count.rounds for count in counts.values()), default=1)
 
@@ -898,6 +902,7 @@ def fairness_of(reader: RunReader, counts: Mapping[str, SelectionCounts] | None 
             jain=None,
             invariant_holds=None,
             queue_counts=queue_counts,
+            left=left,
         )
     selected = np.array([count.selected for count in counts.values()], dtype=np.int64)
     aggregated = np.array([count.aggregated for count in counts.values()], dtype=np.int64)
@@ -915,6 +920,7 @@ def fairness_of(reader: RunReader, counts: Mapping[str, SelectionCounts] | None 
         if beta is None
         else highest_rate(available / rounds, max(1, reader.largest_cohort())),
         queue_counts=queue_counts,
+        left=left,
         jain=None if np.isnan(index) else index,
         invariant_holds=None
         if beta is None or not queues.keys() >= counts.keys()

@@ -379,6 +379,9 @@ class Fairness(Struct, frozen=True, kw_only=True):
     beta."""
     queue_counts: str
     """Event that lowers a virtual queue: `selected` or `aggregated`."""
+    left: list[str] = []
+    """Devices that left the fleet because the broker refuses them: they are in no other number of
+    this object."""
 
 
 class ProfileSummary(Struct, frozen=True, kw_only=True):
@@ -498,7 +501,8 @@ class AlertSummary(Struct, frozen=True, kw_only=True):
     """A condition that lasted while the run was live."""
 
     kind: str
-    """broker lost, disk low, no device, diverged, infeasible, other scale, host busy."""
+    """broker lost, disk low, stalled, no device, trouble, diverged, infeasible, other scale, host
+    busy."""
     begin_s: float
     """Instant on the clock of the run."""
     end_s: float | None
@@ -556,6 +560,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     aggregation: AggregationSummary
     seed: int
     status: str
+    waiting: str
+    """Devices that the live run waits for, in a few words; empty while it goes on."""
     reason: str
     resume_command: str
     """Command that continues the run; empty for a live or done one."""

@@ -111,10 +111,11 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
     empty = f", {s.rounds_empty} of them empty" if s.rounds_empty else ""
     void = f" ({s.rounds_void} void{empty})" if s.rounds_void else ""
     reason = f": {s.reason}" if s.reason else ""
+    waiting = f", waits for {s.waiting}" if s.waiting else ""
     x, fair = s.exchange, s.fairness
     contended = f" ({x.contended} because this machine was busy)" if x.contended else ""
     pairs = [
-        ("run", f"{s.run_id}  {s.status}{reason}"),
+        ("run", f"{s.run_id}  {s.status}{reason}{waiting}"),
         *([("continue", s.resume_command)] if s.resume_command else []),
         *[("changed", change_line(change)) for change in s.changes],
         *[("alert", line) for line in alert_lines(s.alerts)],
@@ -506,6 +507,11 @@ def is_kept(fair: Fairness) -> bool | None:
 
 def guarantee(fair: Fairness) -> str:
     """Return in words whether every device has had its guaranteed rate."""
+    left = f", {', '.join(fair.left)} left the fleet and is not counted" if fair.left else ""
+    return _kept(fair) + left
+
+
+def _kept(fair: Fairness) -> str:
     rate = counted_rate(fair)
     if fair.beta is None:
         return "no guarantee"

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,10 @@ from fairbed.coordinator.state.alerts import (
     infeasible,
     no_device,
     other_scales,
+    troubles,
 )
 from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.state.waits import SHOWN_AFTER_S, Waits
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import AlertRow, ExchangeRow, MetricRow
 from fairbed.wire.scale import Scale
@@ -75,6 +77,10 @@ class AlertMonitor:
         measure_disk: Measures the disk of the folder of the run; called off the event loop.
         task_scale: Scale of the data set of the run; None for tokens.
         is_emulated: This machine emulates devices of the run.
+        waits: What the run waits for.
+        open_devices: Returns the devices with an open exchange.
+        stall_alert_s: Age of a wait from which a person gets a message, seconds of the run's clock;
+            None: never.
     """
 
     def __init__(
@@ -87,6 +93,9 @@ class AlertMonitor:
         task_scale: Scale | None = None,
         *,
         is_emulated: bool = True,
+        waits: Waits | None = None,
+        open_devices: Callable[[], Sequence[str]] = tuple,
+        stall_alert_s: float | None = None,
     ) -> None:
         self._registry = registry
         self._event_log = event_log
@@ -95,6 +104,13 @@ class AlertMonitor:
         self._measure_disk = measure_disk
         self._task_scale = task_scale
         self._is_emulated = is_emulated
+        self._waits = waits or Waits(event_log.now, event_log.clock)
+        self._open_devices = open_devices
+        self._stall_alert_s = stall_alert_s
+        self._waiting = ""
+        """What the store states that the run waits for."""
+        self._is_long = False
+        """The standing wait was reported as a long one."""
         self._alerts = Alerts()
         self._availability = AvailabilityWindow()
         self._host = HostLoad()
@@ -161,7 +177,8 @@ class AlertMonitor:
 
     def close(self) -> None:
         """End the alerts that are over as the run ends; the others stay, as its last state."""
-        self._update(self._link_and_devices(self._event_log.now()))
+        now = self._event_log.now()
+        self._update(self._link_and_devices(now))
         self._record(self._alerts.finish())
 
     def _link_and_devices(self, now: float) -> dict[AlertKind, str | None]:
@@ -170,11 +187,34 @@ class AlertMonitor:
             "broker lost": None if reason is None else broker_lost(reason),
             "no device": None,  # nothing is known of them without the broker
             "other scale": other_scales(self._scales(), self._task_scale),
+            "stalled": None,
+            "trouble": troubles(
+                (x.name, x.trouble.text) for x in self._registry if x.trouble is not None
+            ),
         }
-        if self._is_training and reason is None:
+        found["stalled"] = self._stalled(now) if reason is None else None
+        if self._is_training and reason is None and found["stalled"] is None:
             statuses = [device.status(now) for device in self._registry]
             found["no device"] = no_device(statuses, self._registry.present(now))
         return found
+
+    def _stalled(self, now: float) -> str | None:
+        """Note what the run waits for; return it in one line if that needs a person."""
+        waits = self._waits
+        wait = waits.find(self._registry, self._open_devices(), now, is_training=self._is_training)
+        age_s = waits.age_s(now)
+        waiting = "" if wait is None or age_s < SHOWN_AFTER_S else wait.status
+        if waiting != self._waiting:
+            self._waiting = waiting
+            self._event_log.store.set_waiting(waiting)
+        limit_s = self._stall_alert_s
+        if wait is None or limit_s is None or age_s < limit_s:
+            self._is_long = self._is_long and wait is not None
+        elif not self._is_long:
+            self._is_long = True
+            begin_s = self._event_log.at_s(now - age_s)
+            self._on_alert(AlertChange("stalled", wait.text, begin_s, is_long=True))
+        return wait.text if wait is not None and waits.is_alert(now) else None
 
     def _scales(self) -> Iterable[tuple[str, Scale]]:
         return ((x.name, x.scale) for x in self._registry if x.scale is not None)
@@ -204,7 +244,9 @@ class AlertMonitor:
         if not config.selection.has_queues:
             return None
         upper = self._availability.upper_bounds(len(self._registry))
-        counted = [device for device in self._registry if not device.is_excluded]
+        counted = [
+            device for device in self._registry if not (device.is_excluded or device.is_refused)
+        ]
         rows = [device.row for device in counted]
         return infeasible(
             [device.name for device in counted],

@@ -49,7 +49,7 @@ from fairbed.coordinator.rounds.async_dispatch import (
 )
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loop_lag import LagMeter
-from fairbed.coordinator.rounds.loss_query import LossQueries
+from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.own_data import OwnDataTests
@@ -59,6 +59,7 @@ from fairbed.coordinator.state.alerts import some
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState, upload_slots
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
+from fairbed.coordinator.state.waits import Waits
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import MetricRow, Record, RoundRow
 from fairbed.wire.messages import Train
@@ -189,7 +190,9 @@ class RunServices:
     agreement: CodecAgreement
     versions: ModelVersions
     assignments: Assignments
+    waits: Waits
     loss_queries: LossQueries
+    query_executor: LossQueryExecutor
     personal_scores: PersonalScores
     own_data_tests: OwnDataTests
     executor: RoundExecutor
@@ -295,8 +298,22 @@ class TrainingLoop:
         return self._first_round if self._open_round is None else self._open_round + 1
 
     def change(self, config: CoordinatorConfig) -> None:
-        """Take another configuration of the same algorithms when the next round begins."""
+        """Take another configuration of the same algorithms when the next round begins.
+
+        A wait for devices takes its numbers at once.
+        """
         self._next_config = config
+        self._set_wanted(config)
+        self._fleet.notify()
+
+    def _set_wanted(self, config: CoordinatorConfig) -> None:
+        """Note how many devices a round needs."""
+        waits = self._services.waits
+        waits.min_ready, waits.min_linked = config.min_devices, config.min_linked
+
+    def still_waits(self) -> str:
+        """Return what the next round waits for, as the end of an answer; empty if nothing."""
+        return self._services.waits.still(self._registry, self._event_log.now())
 
     def stop_after_round(self) -> int | None:
         """End the run after the open round; return it, or None if no round is open."""
@@ -311,7 +328,12 @@ class TrainingLoop:
             NothingAggregatedError: No update entered the model in any round.
         """
         is_over = first_round > self._end_of_run
-        await self._wait_for_fleet(is_first=first_round == 1, is_over=is_over)
+        waits = self._services.waits
+        self._set_wanted(self._config)
+        waits.next_round = first_round
+        self._first_round = first_round
+        with waits.waiting("fleet", first_round, lambda: self._registry.names()):
+            await self._wait_for_fleet(is_first=first_round == 1, is_over=is_over)
         self._services.alerts.begin_training()
         # The model of a checkpoint was encoded before, so it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
@@ -322,7 +344,7 @@ class TrainingLoop:
         while round_id <= self._end_of_run:
             self._first_round = round_id
             await self._wait_to_begin(round_id)
-            self._open_round = round_id
+            self._open_round, waits.next_round = round_id, round_id + 1
             await self.run_round(round_id)
             self._open_round, self._attempt = None, 0
             if self._last_round is not None:
@@ -410,24 +432,54 @@ class TrainingLoop:
         Without devices in contact there is nothing to select from: no round begins, however long
         that lasts. A round of devices in contact that are all unwilling or at work is empty.
         """
-        reports = _Reports(self._event_log.now())
+        began = self._event_log.now()
+        reports = _Reports(began)
         while True:
+            settling = self._event_log.now()
             await self._fleet.wait_settled()
-            now, wanted = self._event_log.now(), self._registry.attainable(self._config.min_linked)
+            now = self._event_log.now()
+            began += now - settling  # nothing is known of devices without the link
+            self._fleet.apply_renames()
+            wanted = self._registry.attainable(self.next_config.min_linked)
             linked = self._registry.linked(now)
             if not self._may_run.is_set():
                 await self._may_run.wait()
+                began = self._event_log.now()
             elif linked >= wanted:
                 return
-            else:
+            elif not self._give_up(round_id, linked, now - began):
                 if reports.is_due(linked, now):
-                    line = (
-                        f"{linked} of {wanted} devices are in contact, which round {round_id} "
-                        "needs; see their logs"
-                    )
-                    self._event_log.event("waiting", line, round_id=round_id)
-                    self._services.on_waiting(line)
+                    self._report_wait(round_id, now)
                 await self._fleet.wait_change(CONTACT_POLL_S)
+
+    def _report_wait(self, round_id: int, now: float) -> None:
+        wait = self._services.waits.find(self._registry, (), now)
+        if wait is not None:
+            self._event_log.event("waiting", wait.text, round_id=round_id)
+            self._services.on_waiting(wait.text)
+
+    def _give_up(self, round_id: int, linked: int, waited_s: float) -> bool:
+        """Go on without the missing devices if the wait is over that the experiment allows.
+
+        Args:
+            round_id: The round that waits.
+            linked: Devices in contact; without one there is nothing to select from.
+            waited_s: How long it has waited.
+
+        Returns:
+            Whether the round begins without them.
+        """
+        limit_s = self.next_config.round.give_up_after_s
+        if limit_s is None or waited_s < limit_s or not linked:
+            return False
+        missing = self._registry.unlinked(self._event_log.now())
+        for device in missing:
+            device.is_given_up_on = True
+            text = f"waited {limit_s:g} s for it; rounds begin without it until it is back"
+            self._event_log.event(
+                "given up on", text, level="warning", device=device.name, round_id=round_id
+            )
+        return bool(missing)
 
     async def _wait_for_fleet(self, *, is_first: bool, is_over: bool) -> None:
         """Wait for the devices of round 1; report it when their number changes, and at intervals.
@@ -444,11 +496,12 @@ class TrainingLoop:
         if is_over and self._config.held_out is None:
             return
         limit = self._config.join_timeout_s
-        reports = _Reports(self._event_log.now())
-        deadline = self._event_log.now() + limit
+        began = self._event_log.now()
+        reports, deadline = _Reports(began), began + limit
         while True:
+            self._fleet.apply_renames()
             now = self._event_log.now()
-            wanted = self._registry.attainable(self._config.min_devices)
+            wanted = self._registry.attainable(self.next_config.min_devices)
             ready, left = int(self._registry.available(now).sum()), deadline - now
             is_enough = ready >= wanted
             if not (is_first or is_over):
@@ -457,6 +510,9 @@ class TrainingLoop:
                 return
             if left <= 0 and is_over:
                 return
+            linked = self._registry.linked(now)
+            if not (is_first or is_over) and self._give_up(self._first_round, linked, now - began):
+                continue
             if left <= 0:
                 missing = self._registry.missing_physical
                 absent = f" (physical devices missing: {some(missing)})" if missing else ""
@@ -475,7 +531,9 @@ class TrainingLoop:
 
     async def _query_losses(self, round_id: int) -> ReportedLosses | None:
         """Query devices for the losses that the selector needs; None if it needs none."""
-        losses = await self._services.loss_queries.run(round_id, self._attempt)
+        services = self._services
+        with services.waits.waiting("losses", round_id, services.query_executor.open_devices):
+            losses = await services.loss_queries.run(round_id, self._attempt)
         if losses is not None:
             await self._fleet.wait_settled()  # The link may have been down during the query.
         return losses
@@ -644,7 +702,9 @@ class TrainingLoop:
             )
             for x in ended
         ]
-        self._decisions.learn(closed.selection, Observations.of(observations))
+        self._decisions.learn(
+            closed.selection, Observations.of(observations), self._left(closed.selection)
+        )
         self._report_frozen(table.id)
         self._report_misses(table.id)
         self._report_context_changes(table.id)
@@ -655,13 +715,25 @@ class TrainingLoop:
             over=[x.device for x in ended if table.find(x.device) is x],
         )
 
+    def _left(self, selection: Selection) -> list[int]:
+        """Return the rows of devices that have left the fleet before the round selected.
+
+        A device of its cohort leaves with the next round.
+        """
+        n, cohort = len(selection.is_available), set(selection.rows.tolist())
+        return [row for row in self._registry.left() if row < n and row not in cohort]
+
     async def _record(self, closed: ClosedRound, closed_at: float, why: Explanation) -> RoundRow:
         """Write the rows and the checkpoint of a round in one transaction."""
         table, selection, log = closed.table, closed.selection, self._event_log
-        queries = self._services.loss_queries
+        n, left = len(selection.is_available), self._left(selection)
+        here = np.setdiff1d(np.arange(n, dtype=np.int64), left)
+        queues = self._decisions.selector.queues(n)
+        queues[left] = 0.0  # outside of the guarantee
         selections = selection_rows(
-            selection, self._registry.names(), self._decisions, closed.merged, why
+            selection, self._registry.names(), self._decisions, closed.merged, why, here
         )
+        loss_queries = self._services.loss_queries
         open_late = [x for x in table.exchanges.values() if x.is_open_late]
         exchanges = [
             exchange_row(
@@ -683,17 +755,17 @@ class TrainingLoop:
             ended_at_s=log.at_s(closed.collected),
             closed_at_s=log.at_s(closed_at),
             is_available=selection.is_available,
-            queues=self._decisions.selector.queues(len(selection.is_available)),
+            queues=queues,
             lag_p99_s=closed.lag_p99_s,
-            bytes_down=model_bytes + queries.bytes_down,
+            bytes_down=model_bytes + loss_queries.bytes_down,
             other_bytes=self._services.side_traffic.take(),
             model_sha256=sha256.hex() if sha256 is not None else "",
             coordinator_encode_s=self._versions.encode_s if closed.merged else None,
             rounds_empty=closed.rounds_empty,
-            loss_query_s=queries.duration_s(closed.started),
+            loss_query_s=loss_queries.duration_s(closed.started),
             choice=choice_columns(why, self._registry.names()) | judged_columns(self._decisions),
         )
-        records: list[Record] = [*fleet_rows(selection), *queries.rows]
+        records: list[Record] = [*fleet_rows(selection), *loss_queries.rows]
         for record in records:
             log.add(record)
         self._record_releases(closed.ended)
@@ -711,12 +783,14 @@ class TrainingLoop:
         if not self._config.evaluation.is_due(round_id, is_last=is_last):
             return None
         started = log.now()
-        scores = await self._services.own_data_tests.run(
-            round_id,
-            attempt,
-            limit_s=self._config.test_timeout_s,
-            is_last=is_last,
-        )
+        services = self._services
+        with services.waits.waiting("tests", round_id, services.query_executor.open_devices):
+            scores = await services.own_data_tests.run(
+                round_id,
+                attempt,
+                limit_s=self._config.test_timeout_s,
+                is_last=is_last,
+            )
         test_set: Score | None = None
         if evaluator is not None:
             model = self._versions.vector
@@ -745,7 +819,9 @@ class TrainingLoop:
         """
         limits = self._config.round
         if not limits.is_buffered:
-            await self._services.personal_scores.wait(closed.merged, limits.deadline_s)
+            scores = self._services.personal_scores
+            with self._services.waits.waiting("scores", closed.table.id, scores.waited_for):
+                await scores.wait(closed.merged, limits.deadline_s)
 
     def _open_first(self, round_id: int) -> tuple[Round, RoundMerge]:
         """Open the table of the first round of this process."""

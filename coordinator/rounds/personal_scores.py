@@ -34,6 +34,8 @@ class PersonalScores:
         """Round and attempt of the newest score that each device has not sent."""
         self._missing: Counter[str] = Counter()
         """Missing scores in a row."""
+        self._waited_for: set[str] = set()
+        """Devices that `wait` waits for."""
         self._changed = anyio.Event()
 
     def expect(self, trains: Mapping[str, Train]) -> None:
@@ -65,12 +67,18 @@ class PersonalScores:
         waiting = (self._expected.keys() & devices) - late
         with anyio.move_on_after(limit_s):
             while waiting := waiting & self._expected.keys():
+                self._waited_for = waiting
                 await self._changed.wait()
+        self._waited_for = set()
         if waiting:
             text = f"no personal score of {' '.join(sorted(waiting))} within {limit_s:g} s"
             self._event_log.event("not evaluated", text, level="warning")
         for device in sorted(waiting):
             self._miss(device)
+
+    def waited_for(self) -> set[str]:
+        """Return the devices that the run waits for now."""
+        return self._waited_for
 
     def open_devices(self) -> list[str]:
         """Return the devices whose score is expected."""

@@ -208,7 +208,7 @@ class OperatorCommands:
         if not is_excluded:
             return f"{name} may be selected again"
         self._kick(name, "excluded by an operator")
-        return f"{name} is not selected any more"
+        return f"{name} is not selected any more{self._loop.still_waits()}"
 
     def _device(self, name: str) -> Device:
         device = self._registry.get(name)

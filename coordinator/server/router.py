@@ -44,6 +44,7 @@ from fairbed.wire.messages import (
     Pong,
     Signed,
     Status,
+    Trouble,
     UploadDone,
 )
 from fairbed.wire.topics import Topics
@@ -231,6 +232,8 @@ class Router:
                     self._executor.on_failed(device, message)
             case DataScale():
                 self._fleet.on_scale(device, message)
+            case Trouble():
+                self._fleet.on_trouble(device, message)
             case LogLines():
                 self._logs.on_lines(device, message)
             case Pong():

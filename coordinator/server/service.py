@@ -51,6 +51,7 @@ from fairbed.coordinator.state.registry import (
     Registry,
     reason_lost,
 )
+from fairbed.coordinator.state.waits import Waits
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.coordinator.store.event_log import EventLog, Level
 from fairbed.wire.artifact import Artifact, encode_artifact
@@ -65,6 +66,9 @@ from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Wil
 
 GOODBYE_S = 1.0
 """Longest time for the goodbye to devices: a broker that takes longer hangs or is out of reach."""
+
+LEASE_SLOW_S = 5.0
+"""Time after which the wait for the topic tree is reported; it takes a round trip."""
 
 CLEARING_S = 3.0
 """Longest time for the removal of blobs from the broker after it; the next coordinator removes what
@@ -153,8 +157,10 @@ class Coordinator:
         on_waiting: Callable[[str], None] = lambda line: None,
         on_alert: Callable[[AlertChange], None] = lambda change: None,
         now: Callable[[], float] = time.perf_counter,
+        stall_alert_s: float | None = None,
     ) -> None:
         self._setup = setup
+        self._stall_alert_s = stall_alert_s
         self._config = setup.config
         self._store = store
         self._host = host
@@ -358,6 +364,7 @@ class Coordinator:
             held_out=self._config.held_out,
             limits=self._config.limits,
             signatures=self._signatures,
+            earlier_names=self._host.earlier_names,
             wants_scale=self._setup.artifact.scale is not None and not self._config.privacy.is_on,
         )
 
@@ -383,6 +390,7 @@ class Coordinator:
             with_vectors=lambda model: decisions.with_vectors(model, layout.n_params),
             max_chunk_bytes=self._max_chunk_bytes,
         )
+        waits = Waits(log.now, log.clock)
         alerts = AlertMonitor(
             registry,
             log,
@@ -390,6 +398,9 @@ class Coordinator:
             self._on_alert,
             task_scale=self._setup.artifact.scale,
             is_emulated=bool(self._setup.emulated),
+            waits=waits,
+            open_devices=executor.open_devices,
+            stall_alert_s=self._stall_alert_s,
         )
         return RunServices(
             decisions=decisions,
@@ -397,6 +408,8 @@ class Coordinator:
             agreement=agreement,
             versions=versions,
             assignments=Assignments(decisions, registry, versions, log.now, self._store.run_id),
+            waits=waits,
+            query_executor=query_executor,
             loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
             personal_scores=PersonalScores(log, self._setup.artifact.spec.predicted),
             own_data_tests=OwnDataTests(
@@ -449,12 +462,24 @@ class Coordinator:
     def _start_tasks(self, group: TaskGroup, parts: _RunParts) -> None:
         group.start_soon(self._receive, group, parts, name="coordinator.receive")
         group.start_soon(self._renew_status, name="coordinator.lease")
+        group.start_soon(self._report_slow_lease, name="coordinator.slow_lease")
         group.start_soon(self._loop_lag.run, name="coordinator.loop_lag")
         group.start_soon(parts.alerts.run, name="coordinator.alerts")
         group.start_soon(parts.executor.watch_deadlines, name="coordinator.deadlines")
         group.start_soon(
             self._watch_presence, parts.executors, parts.registry, name="coordinator.presence"
         )
+
+    async def _report_slow_lease(self) -> None:
+        """Report the wait for the topic tree if it is long: the broker may not forward a topic."""
+        await anyio.sleep(LEASE_SLOW_S)
+        if not self._lease.is_ours:
+            line = (
+                f"no answer on topic {self._topics.coordinator} for {LEASE_SLOW_S:g} s; check that "
+                "the broker is up, and that its login may read and write there"
+            )
+            self._event_log.event("waiting", line, level="warning")
+            self._on_waiting(line)
 
     async def _run_rounds(self, parts: _RunParts, first_round: int) -> None:
         """Acquire the lease, publish the task, and run the rounds; a failure ends the run."""

@@ -2,7 +2,9 @@
 
     broker lost   the coordinator has no link to the broker
     disk low      the disk is full before the last round
+    stalled       the run waits for devices (`state.waits`)
     no device     no device is available or at work
+    trouble       a device cannot join or prepare, or has a wrong clock
     diverged      the loss of the global model is far above its first value, or not finite
     infeasible    the guaranteed selection rate cannot hold for this fleet
     other scale   own data of a device have another scale than the data set of the run
@@ -25,7 +27,15 @@ from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, s
 from fairbed.wire.scale import Scale, other_scale
 
 AlertKind: TypeAlias = Literal[
-    "broker lost", "disk low", "no device", "diverged", "infeasible", "other scale", "host busy"
+    "broker lost",
+    "disk low",
+    "stalled",
+    "no device",
+    "trouble",
+    "diverged",
+    "infeasible",
+    "other scale",
+    "host busy",
 ]
 ALERT_KINDS: tuple[AlertKind, ...] = get_args(AlertKind)
 """The most important first."""
@@ -40,6 +50,9 @@ are laxer for an alert that stands."""
 
 NAMES_SHOWN = 5
 """Devices that a text names."""
+
+TROUBLES_SHOWN = 3
+"""Devices whose trouble a text has."""
 
 WINDOW_ROUNDS = 50
 """Newest rounds from which the availability of a device is estimated."""
@@ -81,6 +94,8 @@ class AlertChange:
     """On the run's clock; None while it lasts."""
     is_new: bool = False
     """It begins with this change."""
+    is_long: bool = False
+    """It has lasted for `notify.stall_alert_s`."""
 
     @property
     def is_over(self) -> bool:
@@ -184,6 +199,19 @@ def no_device(statuses: Sequence[str], present: int) -> str | None:
     counts = {status: statuses.count(status) for status in sorted(set(statuses))}
     devices = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none joined"
     return f"no device is available ({devices}); rounds wait for one; see their logs"
+
+
+def troubles(devices: Iterable[tuple[str, str]]) -> str | None:
+    """Return the text if devices cannot join or prepare, or have a wrong clock.
+
+    Args:
+        devices: Name and trouble of each.
+    """
+    found = [f"{name}: {text}" for name, text in devices]
+    if not found:
+        return None
+    more = len(found) - TROUBLES_SHOWN
+    return "; ".join(found[:TROUBLES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 class AvailabilityWindow:

@@ -7,7 +7,7 @@ coordinator restarts.
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from msgspec import structs
@@ -15,7 +15,14 @@ from msgspec import structs
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.explanation import Reason
 from fairbed.coordinator.state.memory import Fitting
-from fairbed.wire.messages import Capabilities, Context, Hello, Hyperparameters
+from fairbed.wire.messages import (
+    Capabilities,
+    Context,
+    Hello,
+    Hyperparameters,
+    Trouble,
+    TroubleKind,
+)
 from fairbed.wire.scale import Scale
 
 CONTEXT_MAX_AGE_S = 3.0
@@ -27,11 +34,15 @@ MU_BOUNDS = (0.05, 64.0)
 LINK_BOUNDS_BPS = (1e3, 1e12)
 """Bounds of a reported rate, bit/s; a slower link cannot carry a model."""
 
+TROUBLES: tuple[str, ...] = get_args(TroubleKind)
+"""States of a device that cannot prepare."""
+
 NEVER = -1
 """Boot of a device that has sent no hello yet."""
 
 _CHECKPOINTED = (
     "name",
+    "former",
     "n_registered",
     "positions_registered",
     "first_seen_s",
@@ -66,6 +77,8 @@ class Device:
     """Rows of the registry whose columns are out of date; the first field, for `__setattr__`."""
     name: str
     row: int
+    former: list[str] = field(default_factory=list)
+    """Names that it had before in this run; the lab renamed it."""
     boot: int = NEVER
     """Boot of the agent process that sent the last hello."""
     capabilities: Capabilities | None = None
@@ -92,6 +105,11 @@ class Device:
     """An operator excluded it."""
     is_refused: bool = False
     """The broker refuses its identity; its next hello ends that."""
+    is_given_up_on: bool = False
+    """A round has waited for it for `round.give_up_after_s`; its next context ends that."""
+    trouble: Trouble | None = None
+    """Why it could not join or prepare; None once it is ready."""
+    trouble_at: float = float("-inf")
     busy_round: int | None = None
     """Round that it still works on; None if it is free."""
     is_draining: bool = False
@@ -195,6 +213,11 @@ class Device:
             self.is_on and self.context is not None and now - self.context_at <= CONTEXT_MAX_AGE_S
         )
 
+    @property
+    def is_out(self) -> bool:
+        """No round waits for it: it is excluded, refused by the broker, or given up on."""
+        return self.is_excluded or self.is_refused or self.is_given_up_on
+
     def is_linked(self, now: float) -> bool:
         """Return whether the device is in contact and ready, even if it is unwilling or busy."""
         return (
@@ -207,6 +230,8 @@ class Device:
 
     def status(self, now: float) -> str:
         """Return its status in one word, as the TUI shows it."""
+        if self.is_refused:
+            return "revoked"
         if not self.is_on:
             return "gone" if self.boot != NEVER else "awaited"
         if self.is_excluded:
@@ -214,16 +239,45 @@ class Device:
         if self.context is None or now - self.context_at > CONTEXT_MAX_AGE_S:
             return "silent"
         if not self.context.is_ready:
-            return "preparing"
+            return "preparing" if self.trouble is None else self.trouble.kind
         return self.context.phase if self.context.is_willing else "unwilling"
+
+    def reason(self, now: float) -> str:
+        """Return why a round cannot have it now, in a few words."""
+        status = self.status(now)
+        if self.trouble is not None and status == self.trouble.kind:
+            return self.trouble.text
+        return _REASONS.get(status, status)
+
+    def absent_since(self, now: float) -> float | None:
+        """Return since when it is out of contact or in trouble; None if that is not known."""
+        if self.trouble is not None and self.status(now) == self.trouble.kind:
+            return self.trouble_at
+        if self.off_since is not None:
+            return self.off_since
+        if self.status(now) == "silent":
+            last = max(self.context_at, self.last_packet_at)
+            return last if math.isfinite(last) else None
+        return None
+
+
+_REASONS = {
+    "awaited": "has not joined",
+    "gone": "disconnected",
+    "silent": "silent",
+    "preparing": "joining",
+}
+"""What a person reads of a status."""
 
 
 _ABSENT = {
     "gone": Reason.OFFLINE,
     "awaited": Reason.OFFLINE,
     "silent": Reason.OFFLINE,
+    "revoked": Reason.OFFLINE,
     "preparing": Reason.PREPARING,
     "unwilling": Reason.UNWILLING,
+    **dict.fromkeys(TROUBLES, Reason.PREPARING),
 }
 """Why a device with a status is not available."""
 
@@ -318,9 +372,18 @@ class Registry:
 
     def expect(self, names: Iterable[str]) -> None:
         """Assign rows to devices in this order, whichever joins first."""
+        former = {name for device in self for name in device.former}
         for name in names:
-            if name not in self._devices:
+            if name not in self._devices and name not in former:
                 self._add(Device(name=name, row=len(self._devices), changed=self._changed))
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a device another name; it keeps its row, and must send a hello again."""
+        device = self._devices[old]
+        device.former = [name for name in (*device.former, old) if name != new]
+        device.name, device.boot, device.context = new, NEVER, None
+        device.is_on = device.is_refused = False
+        self._devices = {device.name: device for device in self._rows}
 
     def _add(self, device: Device) -> None:
         self._devices[device.name] = device
@@ -355,7 +418,7 @@ class Registry:
         if hello.n_k is not None:
             device.n_registered = hello.n_k
         device.is_on, device.off_since, device.last_packet_at = True, None, now
-        device.is_refused = False
+        device.is_refused = device.is_given_up_on = False
         return device
 
     def to_state(self) -> list[dict[str, Any]]:
@@ -376,6 +439,9 @@ class Registry:
             return False
         device.context, device.context_at = context, now
         device.is_on, device.off_since, device.last_packet_at = True, None, now
+        device.is_given_up_on = False
+        if context.is_ready and device.trouble is not None and device.trouble.off_s is None:
+            device.trouble = None
         if device.is_draining and context.phase == "idle":
             device.busy_round, device.is_draining = None, False
         return True
@@ -467,9 +533,17 @@ class Registry:
         """Return the number of devices that are in contact and ready."""
         return sum(d.is_linked(now) for d in self)
 
+    def left(self) -> list[int]:
+        """Return the rows of the devices that have left the fleet: the broker refuses them."""
+        return [d.row for d in self._rows if d.is_refused]
+
+    def unlinked(self, now: float) -> list[Device]:
+        """Return the devices that can come into contact, and are not."""
+        return [d for d in self if not d.is_out and not d.is_linked(now)]
+
     def attainable(self, wanted: int) -> int:
-        """Return how many of `wanted` devices can come: excluded and refused ones cannot."""
-        gone = sum(d.is_excluded or d.is_refused for d in self)
+        """Return how many of `wanted` devices can come, those that are out left out."""
+        gone = sum(d.is_out for d in self)
         return max(1, min(wanted, len(self) - gone)) if gone else wanted
 
     def n_k(self) -> Ints:

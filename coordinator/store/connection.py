@@ -53,6 +53,34 @@ class RunLock:
             self._fd = -1
 
 
+class StartLock:
+    """Exclusive claim of a folder from the start of a run to its end; of the folder itself.
+
+    A process that starts a run writes files and starts a broker before it has a store to lock.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Claim the folder; on a file system without locks of folders this does nothing.
+
+        Raises:
+            RunInUseError: Another process starts or runs a run there.
+        """
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):
+            if not _try(self._fd, fcntl.LOCK_EX):
+                self.release()
+                raise RunInUseError(
+                    f"{folder}: a run must have one process, got a second one while another starts "
+                    f"or runs it; watch that one: fairbed watch {folder}"
+                )
+
+    def release(self) -> None:
+        """Release the claim; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 def is_locked(folder: Path) -> bool:
     """Return whether a live process holds the lock of a run."""
     try:

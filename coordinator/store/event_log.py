@@ -4,7 +4,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Literal, TypeAlias
 
 from fairbed.coordinator.state.rate_limit import RateLimit
@@ -44,6 +44,7 @@ class EventLog:
         self.store = store
         self.now = now
         self._on_failure = on_failure
+        self._dilation = store.dilation
         self._zero = now() - store.resume_offset_s()
         self._warned: dict[tuple[str, str | None], _Warned] = {}
         self._reported = RateLimit(REPORTED_PER_S, REPORTED_BURST)
@@ -53,6 +54,12 @@ class EventLog:
     def at_s(self, instant: float | None = None) -> float:
         """Return seconds since the run was created, for an instant of `now` (default: now)."""
         return (self.now() if instant is None else instant) - self._zero
+
+    def clock(self, instant: float) -> str:
+        """Return the time of day of an instant of `now`, with the date if it is another day."""
+        now = datetime.now().astimezone()
+        then = now - timedelta(seconds=(self.now() - instant) * self._dilation)
+        return then.strftime("%H:%M:%S" if then.date() == now.date() else "%d %b %H:%M")
 
     def add(self, record: Record) -> None:
         """Queue a row."""

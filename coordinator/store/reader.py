@@ -349,6 +349,16 @@ class RunInfo:
     """First round with all rows; in a replica earlier ones may have totals only."""
 
     @property
+    def waiting(self) -> str:
+        """Devices that the live run waits for, in a few words; empty while it goes on."""
+        return self.row.waiting if self.is_alive and self.status != "paused" else ""
+
+    @property
+    def shown_status(self) -> str:
+        """The status, or what the live run waits for."""
+        return f"waiting for {self.waiting}" if self.waiting else self.status
+
+    @property
     def last_round(self) -> int | None:
         """Number of the last round, if no further one is empty; None if it is not planned."""
         return self.plan.rounds and self.plan.rounds + self.rounds_empty
@@ -723,7 +733,7 @@ class RunReader:
 
         They are those of the round itself, except in a large replay, which stores the cohort only.
         """
-        if self._lists_all_selections:
+        if self.lists_all_selections:
             return self.selections(until_round)
         newest = (
             "SELECT (SELECT max(rowid) FROM selection WHERE device = name AND round <= ?) "
@@ -756,7 +766,7 @@ class RunReader:
         self, since_round: int = 0, until_round: int | None = None
     ) -> list[SelectionCounts]:
         """Return the counts of each device over the rounds after `since_round`."""
-        sql = _COUNTS if self._lists_all_selections else _SPARSE_COUNTS
+        sql = _COUNTS if self.lists_all_selections else _SPARSE_COUNTS
         rows = self._query(sql, (since_round, _until(until_round)))
         found = {row[0]: SelectionCounts(*row) for row in rows}
         for row in self._earlier(since_round):
@@ -1082,7 +1092,8 @@ class RunReader:
         return self._query(sql, values)[0][0] or 0
 
     @property
-    def _lists_all_selections(self) -> bool:
+    def lists_all_selections(self) -> bool:
+        """Whether each round has a selection row of every device that is in the fleet."""
         return bool(self._number("SELECT selection_rows = 'all' FROM run"))
 
     def _closed_at_s(self, round_id: int) -> float:

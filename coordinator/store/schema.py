@@ -116,7 +116,7 @@ INDICES: tuple[str, ...] = (
 
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
-VERSION = 12
+VERSION = 13
 """Version of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

@@ -1,5 +1,6 @@
 """The store of a run: creates, writes and reopens it, and resumes at its last checkpoint."""
 
+import dataclasses
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,7 @@ from fairbed.coordinator.store.tables import (
     CommandRow,
     ConditionRow,
     DeviceLogRow,
+    DeviceRow,
     EventRow,
     ExchangeRow,
     Record,
@@ -57,6 +59,7 @@ from fairbed.coordinator.store.tables import (
     RunRow,
     SelectionRow,
     TelemetryRow,
+    TruthRow,
 )
 from fairbed.coordinator.store.writer import MAX_ROWS, Writer
 from fairbed.wire.artifact import TaskKind
@@ -161,6 +164,7 @@ class NewRun:
             dilation=self.dilation,
             status="created",
             reason="",
+            waiting="",
             resumes=0,
             telemetry_dropped=0,
             clock=self.clock,
@@ -291,6 +295,19 @@ def void_rounds_after(
                 connection.execute(table.upsert(), table.encode(event))
 
 
+def check_not_done(folder: Path) -> None:
+    """Refuse the folder of a run that is done; one without a store passes.
+
+    Raises:
+        StoreError: The run is done, or its store cannot be read.
+    """
+    path = folder / DATABASE
+    if path.exists():
+        with closing(open_readonly(path)) as reading, translated(path):
+            check_format(str(path), reading)
+            _check_unfinished(folder, reading)
+
+
 def _check_unfinished(folder: Path, reading: sqlite3.Connection) -> None:
     """Refuse a run that another process finished before this one had the lock."""
     ((status,),) = reading.execute("SELECT status FROM run")
@@ -327,6 +344,8 @@ class Store:
             "SELECT round, loss_mean FROM metric ORDER BY round"
         ).fetchall()
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
+        self.dilation = float(connection.execute("SELECT dilation FROM run").fetchone()[0])
+        """Seconds of the machine per second of the run's clock."""
         self.task = str(connection.execute("SELECT task FROM run").fetchone()[0])
         """Kind of the task of the model."""
         self._streamed: Counter[str] = Counter()
@@ -511,7 +530,21 @@ class Store:
 
     def set_status(self, status: str, reason: str = "") -> None:
         """Queue the run's status: created, running, paused, done, failed, stopped."""
-        self._writer.put("UPDATE run SET status = ?, reason = ?", [(status, reason)])
+        self._writer.put("UPDATE run SET status = ?, reason = ?, waiting = ''", [(status, reason)])
+
+    def set_waiting(self, waiting: str) -> None:
+        """Queue what the run waits for, in a few words; empty: it goes on."""
+        self._writer.put("UPDATE run SET waiting = ?", [(waiting,)])
+
+    def rename_device(self, old: str, new: str) -> None:
+        """Queue another name of a device in all rows; rows of the new name are replaced."""
+        for record in RECORDS:
+            column = "name" if record in (DeviceRow, TruthRow) else "device"
+            if column in {field.name for field in dataclasses.fields(record)}:
+                self._writer.put(
+                    f"UPDATE OR REPLACE {record.TABLE} SET {column} = ? WHERE {column} = ?",
+                    [(new, old)],
+                )
 
     def set_dilation(self, dilation: float) -> None:
         """Queue the seconds of the machine per second of the run's clock."""

@@ -238,6 +238,8 @@ class RunRow:
     is dead as interrupted."""
     reason: str
     """Why the run failed or stopped, in one line."""
+    waiting: str
+    """Devices that a live run waits for, in a few words; empty while it goes on."""
     resumes: int
     """How often the run was resumed."""
     telemetry_dropped: int
@@ -801,7 +803,8 @@ class AlertRow:
     KEY: ClassVar[tuple[str, ...]] = ("kind", "begin_s")
 
     kind: str
-    """broker lost, disk low, no device, diverged, infeasible, other scale, host busy."""
+    """broker lost, disk low, stalled, no device, trouble, diverged, infeasible, other scale, host
+    busy."""
     begin_s: float
     """Instant from which the condition holds."""
     end_s: float | None = None

@@ -53,6 +53,8 @@ ENDED = "ended"
 """State of a device that was there when the process of the run ended."""
 ABSENT = frozenset({"gone", "silent"})
 """States of a device that the coordinator cannot reach."""
+REVOKED = "revoked"
+"""State of a device that has left the fleet: the broker refuses its identity."""
 
 
 class DeviceView(Struct, frozen=True):
@@ -300,10 +302,12 @@ class RunView:
 
         The rounds to come take the median time between the ends of the newest ones that were not
         empty, evaluation and waits included. None for a run that is not running, or has too few
-        rounds yet.
+        rounds yet, and while the run waits for devices: it may wait for ever.
         """
         info, ends = self.info, self.closings_s
-        if info is None or info.status != "running" or not info.last_round or len(ends) < 2:
+        if info is None or info.status != "running" or info.waiting:
+            return None
+        if not info.last_round or len(ends) < 2:
             return None
         pace_s = median(later - earlier for earlier, later in pairwise(ends))
         rounds = info.last_round - info.rounds_completed
@@ -316,8 +320,11 @@ class RunView:
         return self._mean_beta(self.cursor.round)
 
     def guaranteed(self, device: DeviceView) -> float | None:
-        """Return the guaranteed selection rate of a device, a mean over its rounds."""
-        return self._mean_beta(device.rounds)
+        """Return the guaranteed selection rate of a device, a mean over its rounds.
+
+        None without a guarantee, and for a device that has left the fleet.
+        """
+        return None if device.state == REVOKED else self._mean_beta(device.rounds)
 
     def _mean_beta(self, rounds: int) -> float | None:
         """Return the mean of the guaranteed rate over the newest closed rounds."""
@@ -557,6 +564,9 @@ def _note_absence(devices: dict[str, DeviceView], update: ViewUpdate, elapsed_s:
         if row.is_accepted and row.action in ("exclude", "include")
     }
     left = {row.device: row.at_s for _, row in update.events if row.kind == "left" and row.device}
+    revoked = {
+        row.device: row.at_s for _, row in update.events if row.kind == REVOKED and row.device
+    }
     now_s = elapsed_s
     if not update.info.is_alive:
         now_s = max((device.last_context_s or 0.0 for device in devices.values()), default=0.0)
@@ -565,13 +575,17 @@ def _note_absence(devices: dict[str, DeviceView], update: ViewUpdate, elapsed_s:
         last_s = device.last_context_s
         if commanded.get(name) == "exclude":
             state = "excluded"
+        elif revoked.get(name, -1.0) >= (last_s or 0.0):
+            state = REVOKED
+        elif state == REVOKED:
+            pass
         elif left.get(name, -1.0) >= (last_s or 0.0):
             state = "gone"
         elif last_s is not None and now_s - last_s > SILENT_AFTER_S:
             state = state if state in ABSENT else "silent"
         elif state == "excluded" and commanded.get(name) == "include":
             state = "idle"
-        if not update.info.is_alive and state not in (*ABSENT, "excluded"):
+        if not update.info.is_alive and state not in (*ABSENT, "excluded", REVOKED):
             state = ENDED
         if state != device.state:
             devices[name] = structs.replace(device, state=state)

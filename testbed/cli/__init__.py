@@ -17,6 +17,9 @@ from fairbed.wire.console import shows
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit codes."""
 
+NOT_BEGUN = "stopped before the run began; no file was kept"
+"""Printed when a signal ends a start."""
+
 EXAMPLES = Path(fairbed.__file__).with_name("examples")
 """Folder of the examples; part of the wheel."""
 

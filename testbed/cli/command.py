@@ -77,7 +77,7 @@ def _run_of(options: argparse.Namespace) -> tuple[str, Endpoint, str]:
         UsageError: There is no such run, or the user of its address may send no commands.
     """
     if not is_target(options.run):
-        info, endpoint = live_endpoint(resolve_run(options.runs, options.run))
+        info, endpoint = live_endpoint(options.runs, options.run)
         return info.run_id, endpoint, LOCAL_OPERATOR
     target = parse_target(options.run, os.environ.get(PASSWORD_VARIABLE))
     if target.operator is None:

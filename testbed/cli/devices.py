@@ -17,7 +17,8 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
+from fairbed.coordinator.store import RunNotFoundError, StoreError
+from fairbed.coordinator.store.runs import LATEST
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.cli.runs import live_endpoint
 from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
@@ -273,8 +274,7 @@ def _enrol_in_run(options: argparse.Namespace) -> int:
     if not is_device_name(name):
         raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}")
     try:
-        folder = resolve_run(options.runs, options.run or "latest")
-        _, endpoint = live_endpoint(folder)
+        info, endpoint = live_endpoint(options.runs, options.run or LATEST)
     except RunNotFoundError as exc:
         raise UsageError(
             f"{exc}; or make a lab for devices that serve every run: fairbed lab init"
@@ -287,7 +287,7 @@ def _enrol_in_run(options: argparse.Namespace) -> int:
             f"--run out: fairbed enroll {name}"
         )
     try:
-        url = anyio.run(enrol_in_run, folder, endpoint, name, options.role)
+        url = anyio.run(enrol_in_run, info.folder, endpoint, name, options.role)
     except (BrokerError, OSError) as exc:
         raise RunError(f"enroll: {exc}") from exc
     for any_address in ("0.0.0.0", "[::]"):

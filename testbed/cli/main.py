@@ -6,13 +6,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from fairbed.testbed.api import RUNS
-from fairbed.testbed.cli import BAD_USAGE, EXAMPLES, FAILED, dispatch
+from fairbed.testbed.cli import BAD_USAGE, DONE, EXAMPLES, FAILED, NOT_BEGUN, dispatch
 from fairbed.testbed.cli.completion import complete
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.host.termination import STOPPING, signals_restored
+from fairbed.testbed.host.termination import (
+    STOPPING,
+    Terminated,
+    raised_by_signals,
+    signals_restored,
+)
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
 from fairbed.wire.console import name_problem, print_anything, read_names_as_utf_8
@@ -44,9 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return BAD_USAGE
+    begins_run = options.command in ("run", "coordinator")
     with signals_restored():
         try:
-            return dispatch(options)
+            # Before the run handles them, a signal ends it as later: gracefully, with status 0.
+            with raised_by_signals() if begins_run else nullcontext():
+                return dispatch(options)
+        except Terminated:
+            if not begins_run:
+                raise
+            print(f"fairbed: {NOT_BEGUN}", file=sys.stderr)
+            return DONE
         except UsageError as exc:
             return _fail(options, exc, BAD_USAGE)
         except RunError as exc:
@@ -300,9 +314,10 @@ def make_parser() -> argparse.ArgumentParser:
         "words",
         nargs="+",
         metavar="COMMAND",
-        help="set KEY VALUE (V, beta, per_round, deadline_s), pause, resume, stop-after-round, "
-        "stop, kick DEVICE, exclude DEVICE, include DEVICE, note TEXT, throttle DEVICE cpu|link "
-        "SHARE, profile DEVICE NAME, link DEVICE NAME, or fault DEVICE NAME SECONDS",
+        help="set KEY VALUE (V, beta, per_round, deadline_s, min_devices), pause, resume, "
+        "stop-after-round, stop, kick DEVICE, exclude DEVICE, include DEVICE, note TEXT, "
+        "throttle DEVICE cpu|link SHARE, profile DEVICE NAME, link DEVICE NAME, or fault DEVICE "
+        "NAME SECONDS",
     )
     steer.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     steer.add_argument("--yes", action="store_true", help="do not ask before a loss of work")

@@ -24,11 +24,10 @@ from fairbed.device_agent.memory import share_one_heap
 from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.api.planning import plan_run
-from fairbed.testbed.cli import DONE, FAILED, output_width, shows_screens
-from fairbed.testbed.errors import RunError
+from fairbed.testbed.cli import DONE, FAILED, NOT_BEGUN, output_width, shows_screens
 from fairbed.testbed.experiment.file import LAB
 from fairbed.testbed.host.dilation import loop_factory
-from fairbed.testbed.host.termination import unwound_by_signals
+from fairbed.testbed.host.termination import default_signals
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import Bar, is_dumb_terminal, progress
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
@@ -54,12 +53,13 @@ def main(options: argparse.Namespace) -> int:
     if shows_screens() and not (options.headless or options.json):
         from fairbed.testbed.cli.watch import run_with_tui
 
+        default_signals()  # this process only shows the run
         is_detached = run_with_tui(plan, options)
         return DONE if is_detached else _close(plan, as_json=False)
     share_one_heap()
     with ExitStack() as stack:
         if cluster is not None:
-            with one_line_errors(), unwound_by_signals():
+            with one_line_errors():
                 hosts = stack.enter_context(device_hosts(cluster, _warn))
                 plan = planned(hosts=hosts)
         targets = stack.enter_context(ExportTargets(options.metrics, options.tensorboard))
@@ -133,7 +133,8 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
         )
         anyio.run(run, backend_options={"loop_factory": loop_factory(plan.dilation)})
     if not (plan.folder / DATABASE).exists():
-        raise RunError("stopped before the run began; no file was kept")
+        _print(sys.stderr, f"fairbed: {NOT_BEGUN}")
+        return DONE
     return _close(plan, as_json=options.json)
 
 

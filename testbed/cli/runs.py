@@ -31,9 +31,11 @@ from fairbed.coordinator.store import (
     RunReader,
     StoreError,
     find_runs,
+    list_runs,
     resolve_run,
 )
 from fairbed.coordinator.store.connection import CONFIG, is_locked
+from fairbed.coordinator.store.runs import LATEST
 from fairbed.testbed.cli import DONE, from_clone, output_width
 from fairbed.testbed.errors import BackendError, LabError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
@@ -183,19 +185,29 @@ def main(options: argparse.Namespace) -> int:
         raise RunError(str(exc)) from exc
 
 
-def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
+def live_endpoint(root: Path, ref: str) -> tuple[RunInfo, Endpoint]:
     """Return a live run and its endpoint.
 
+    `latest` is the newest run, or the only live one: a start that was refused leaves a newer run
+    that is not live.
+
+    Args:
+        root: Folder of all runs.
+        ref: As for `resolve_run`.
+
     Raises:
-        RunError: The run is not live.
+        RunError: The run is not live; the message has the live ones.
+        RunNotFoundError: There is no such run.
     """
-    with RunReader(folder) as reader:
+    with RunReader(resolve_run(root, ref)) as reader:
         info = reader.run()
-    endpoint = read_endpoint(folder)
+    live = [] if info.is_alive else [run for run in list_runs(root) if run.is_alive]
+    if ref == LATEST and len(live) == 1:
+        info = live[0]
+    endpoint = read_endpoint(info.folder)
     if not info.is_alive or endpoint is None:
-        raise RunError(
-            f"{info.run_id}: must be live, got status {info.status}; fairbed runs lists the runs"
-        )
+        names = ", ".join(run.run_id for run in live[:NAMES_SHOWN]) or "none"
+        raise RunError(f"{info.run_id}: must be live, got status {info.status}; live runs: {names}")
     return info, endpoint
 
 
@@ -302,6 +314,7 @@ def _list(options: argparse.Namespace) -> int:
                 "run_id": run.run_id,
                 "name": run.row.name,
                 "status": run.status,
+                "waiting": run.waiting,
                 "kind": _kind(run),
                 "resume_command": run.resume_command,
                 "created": run.row.created,
@@ -321,6 +334,7 @@ def _list(options: argparse.Namespace) -> int:
                 "run_id": run.folder.name,
                 "name": None,
                 "status": run.status,
+                "waiting": "",
                 "kind": None,
                 "resume_command": None,
                 "created": None,
@@ -369,7 +383,7 @@ def _cells(run: RunInfo) -> tuple[str, ...]:
     planned = f"/{run.last_round}" if run.last_round else ""
     return (
         run.run_id,
-        run.status,
+        run.shown_status,
         _kind(run),
         f"{run.rounds_completed}{planned}",
         str(run.devices),
@@ -383,8 +397,8 @@ def _kind(run: RunInfo) -> str:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    folder = resolve_run(options.runs, options.run)
-    info, endpoint = live_endpoint(folder)
+    info, endpoint = live_endpoint(options.runs, options.run)
+    folder = info.folder
     answer = anyio.run(ask_run, endpoint, make_command("stop"), 1.0)
     if answer is not None and not answer.is_accepted:
         raise RunError(f"{info.run_id}: {answer.text}")

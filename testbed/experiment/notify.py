@@ -13,7 +13,7 @@ from fairbed.coordinator.policy.config import Section
 from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
 from fairbed.wire.transport.address import is_loopback
 
-Occasion: TypeAlias = Literal["end", "failure", "alert"]
+Occasion: TypeAlias = Literal["end", "failure", "stall", "alert"]
 
 SETTINGS_VARIABLE = "FAIRBED_NOTIFY"
 """Environment variable with the path of a TOML file: `[notify]` of experiments without one."""
@@ -29,9 +29,12 @@ class NotifyError(ValueError):
 class NotifyConfig(Section, frozen=True, kw_only=True):
     """`[notify]`: messages about the run to a person; they do not change the run."""
 
-    on: tuple[Occasion, ...] = ("end", "failure")
+    on: tuple[Occasion, ...] = ("end", "failure", "stall")
     """`end`: the run is done or was stopped; `failure`: it failed, or its process was killed;
-    `alert`: a condition that needs a person begins or ends."""
+    `stall`: it waits for devices for longer than stall_alert_s; `alert`: a condition that needs a
+    person begins or ends."""
+    stall_alert_s: Annotated[float, Meta(gt=0.0, le=1e7)] = 60.0
+    """Wait for devices after which `stall` is sent, seconds of the run's clock."""
     command: tuple[str, ...] = ()
     """Program and arguments, without a shell. `{title}` and `{text}` are replaced; all facts are in
     environment variables, and as JSON on standard input."""
@@ -66,6 +69,7 @@ class NotifySettings(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     url: str | None
     timeout_s: float
+    stall_alert_s: float = 60.0
 
 
 def notify_settings(config: NotifyConfig, environ: Mapping[str, str]) -> NotifySettings | None:
@@ -91,7 +95,13 @@ def notify_settings(config: NotifyConfig, environ: Mapping[str, str]) -> NotifyS
     url = None if config.webhook is None else _address(config.webhook, where, environ)
     if url is not None and (problem := address_problem(url, allows_plain=config.plain)):
         raise NotifyError(f"{where}: webhook {config.webhook}: {problem}")
-    return NotifySettings(on=config.on, command=config.command, url=url, timeout_s=config.timeout_s)
+    return NotifySettings(
+        on=config.on,
+        command=config.command,
+        url=url,
+        timeout_s=config.timeout_s,
+        stall_alert_s=config.stall_alert_s,
+    )
 
 
 def address_problem(url: str, *, allows_plain: bool) -> str | None:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.policy.config import ModelConfig
+from fairbed.coordinator.ports import EarlierNames, no_earlier_names
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import (
@@ -86,15 +87,6 @@ def load_examples(
     if absent and not dataset.predicts_tokens:
         _log.warning("%s: no example has the class %s", dataset.source, shortened(absent))
     return dataset
-
-
-EarlierNames = Callable[[str], Sequence[str]]
-"""Returns the names that a device had before, which no other device has now."""
-
-
-def no_earlier_names(device: str) -> Sequence[str]:
-    """Return no names: nothing renames devices."""
-    return ()
 
 
 def preferred_shards(device: str, names: Sequence[str], devices: int, seed: int) -> list[int]:

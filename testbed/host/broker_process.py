@@ -37,6 +37,7 @@ from fairbed.testbed.host.broker_usage import (
 )
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.host.loopback import free_port, loopback_problem
+from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.wire.errors import TransportError
 from fairbed.wire.transport.address import is_loopback
 from fairbed.wire.transport.base import LinkUp
@@ -170,7 +171,8 @@ class BrokerProcess:
         except OSError as exc:
             raise BrokerError(f"{self._name}: cannot start {self._command[0]}, {exc}") from exc
         try:
-            await self._await_ready(self._process)
+            with named_if_slow(f"{self._name} to accept a login", READY_S):
+                await self._await_ready(self._process)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.stop()

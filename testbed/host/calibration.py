@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -53,6 +54,7 @@ from fairbed.testbed.emulation.work import LengthCosts, StepCost, WorkCosts, fit
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.memory import task_memory
+from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.step_work import evaluation_work, step_work
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
@@ -210,6 +212,12 @@ two is kept."""
 TIMEOUT_S = 300.0
 """Limit of one measurement, with the wait for those of other processes."""
 
+LOCK = "calibration.lock"
+"""File beside the results; the process that holds its lock measures."""
+
+ALONE_S, LOCK_POLL_S = 120.0, 0.05
+"""Longest wait for measurements of other processes, of 2 s each, and pause between two looks."""
+
 MAX_KEPT_BYTES = 1 << 30
 """Limit of the optimised graphs of one measurement."""
 
@@ -289,8 +297,9 @@ async def measure_in_child(probe: Probe, file: Path | None = None) -> Measured:
     """
     command = [sys.executable, "-m", "fairbed.testbed.host.calibration", str(os.getpid())]
     command += [] if file is None else [str(file)]
+    what = "the calibration of this machine" if file is None else partial(holder_of, file.parent)
     try:
-        with anyio.fail_after(TIMEOUT_S):
+        with named_if_slow(what, TIMEOUT_S), anyio.fail_after(TIMEOUT_S):
             done = await anyio.run_process(
                 command, input=msgspec.json.encode(probe), stderr=subprocess.PIPE, check=False
             )
@@ -520,7 +529,7 @@ def _evaluation_windows(
 
 def _measure_or_read(probe: Probe, file: Path) -> Measured:
     """Return the steady result in a file, or measure; keep the steadier of two results there."""
-    with _alone(file.parent):
+    with alone(file.parent):
         kept = read_kept(file)
         if kept is not None and kept.spread_ratio <= STEADY_SPREAD:
             return kept
@@ -535,18 +544,47 @@ def _measure_or_read(probe: Probe, file: Path) -> Measured:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process measures beside this one; does nothing in a read-only folder."""
+def alone(folder: Path, limit_s: float = ALONE_S) -> Iterator[None]:
+    """Wait until no other process measures beside this one; does nothing in a read-only folder.
+
+    After `limit_s` it measures beside the other one, which may be stopped or hung. The kernel frees
+    the lock of a process that ends.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "calibration.lock").open("ab")
+        lock = (folder / LOCK).open("a+b")
     except OSError:
         yield
         return
+    give_up = time.monotonic() + limit_s
     with lock:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not _try_lock(lock.fileno()):
+                if time.monotonic() >= give_up:
+                    break
+                time.sleep(LOCK_POLL_S)
+            else:
+                os.ftruncate(lock.fileno(), 0)
+                os.write(lock.fileno(), f"{os.getpid()}\n".encode())
         yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def holder_of(folder: Path) -> str:
+    """Return what a calibration waits for, with the process that measures, if that is known."""
+    what = "the calibration of this machine"
+    try:
+        pid = (folder / LOCK).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return what
+    return f"{what} by process {pid}" if pid.isdigit() else what
 
 
 def main() -> int:

@@ -55,6 +55,37 @@ def unwound_by_signals() -> Iterator[None]:
 
 
 @contextmanager
+def raised_by_signals() -> Iterator[None]:
+    """Raise `Terminated` at each signal that stops a command, Ctrl-C included.
+
+    A command that has not begun its work ends so without a traceback, and its `finally` blocks run.
+    A signal that was ignored before (`nohup`) stays ignored. Call it in the main thread.
+    """
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    handled = [number for number in STOPPING if before[number] is not signal.SIG_IGN]
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        raise Terminated(number)
+
+    for number in handled:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in handled:
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, before[number])
+
+
+def default_signals() -> None:
+    """Let the signals that stop a command do what they do in any Python program."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def signals_restored() -> Iterator[None]:
     """Let the signals that stop a command do after it what they did before."""
     before = {number: signal.getsignal(number) for number in STOPPING}

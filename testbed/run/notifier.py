@@ -56,7 +56,7 @@ class Notification(Struct, frozen=True, kw_only=True):
 
     format: int = 1
     event: Occasion
-    """end, failure or alert."""
+    """end, failure, stall or alert."""
     run_id: str
     name: str
     """Name of the experiment."""
@@ -119,8 +119,9 @@ def notification(reader: RunReader, seen: AlertSeen | None = None) -> Notificati
         title = f"{info.row.name} was killed"
     text = f"{info.status} {after}{f': {reason}' if reason else ''}{quality}{promise}"
     if seen is not None:
-        event, reason = "alert", ""
+        event, reason = "stall" if seen.is_long else "alert", ""
         what = f"{seen.kind} is over" if seen.is_over else seen.kind
+        what = f"waits for {info.waiting}" if seen.is_long and info.waiting else what
         title, text = f"{info.row.name}: {what}", what if seen.is_over else seen.text
     return Notification(
         event=event,
@@ -151,6 +152,8 @@ class AlertLimit:
 
     def allows(self, seen: AlertSeen, now: float) -> bool:
         """Return whether to send a message at this instant, seconds on a monotonic clock."""
+        if seen.is_long:  # the run reports each wait once
+            return True
         if seen.is_over:
             is_open = seen.kind in self._open
             self._open.discard(seen.kind)

@@ -33,6 +33,8 @@ class AlertSeen(Struct, frozen=True, tag="alert"):
     kind: str
     text: str
     is_over: bool
+    is_long: bool = False
+    """The run has waited for devices for `stall_alert_s`."""
 
 
 class RunEnded(Struct, frozen=True, tag="end"):
@@ -96,9 +98,9 @@ class Notifier:
         ).start()
 
     def alert(self, change: AlertChange) -> None:
-        """Send an alert that begins or ends; returns at once."""
-        if "alert" in self._settings.on:
-            self._write(AlertSeen(change.kind, change.text, change.is_over))
+        """Send an alert that begins or ends, or a long wait for devices; returns at once."""
+        if ("stall" if change.is_long else "alert") in self._settings.on:
+            self._write(AlertSeen(change.kind, change.text, change.is_over, change.is_long))
 
     def end(self) -> None:
         """Send the end of the run, and wait for it at most as long as the settings allow."""

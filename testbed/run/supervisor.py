@@ -27,14 +27,21 @@ import numpy as np
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import Audit, DeviceControl, HostServices, no_task_key
+from fairbed.coordinator.ports import (
+    Audit,
+    DeviceControl,
+    HostServices,
+    no_earlier_names,
+    no_task_key,
+)
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.connection import DATABASE, StartLock
+from fairbed.coordinator.store.store import check_not_done
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
@@ -55,7 +62,6 @@ from fairbed.testbed.experiment.shards import (
     FleetData,
     StoredShards,
     load_examples,
-    no_earlier_names,
     task_of,
 )
 from fairbed.testbed.host.broker_usage import KEPT_S, Usage
@@ -63,6 +69,7 @@ from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
 from fairbed.testbed.host.memory import fitting_of, memory_here
+from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.lab.audit import Audit as AuditLog
@@ -227,13 +234,19 @@ async def run_experiment(
                 group.start_soon(watch_stdin, stop, name="run.stdin")
             end: End = "stopped"
             failure: Exception | None = None
+            claim: StartLock | None = None
             with stop.scope:
                 try:
+                    plan.folder.mkdir(parents=True, exist_ok=True)
+                    claim = StartLock(plan.folder)
+                    check_not_done(plan.folder)  # another process may have run it meanwhile
                     end = await _run(plan, listener, waiting, alerted, stop, group)
                 except Exception as exc:  # raised below, outside the group, which would wrap it
                     failure = innermost(exc)
             group.cancel_scope.cancel()
-    _clean_up(plan.folder, is_new, end if failure is None else "failed")
+    if claim is not None:  # without it, the files are those of another process
+        _clean_up(plan.folder, is_new, end if failure is None else "failed")
+        claim.release()
     if failure is not None:
         raise failure
     return end
@@ -260,13 +273,14 @@ async def _run(
         budget.on_round(progress)
         listener(progress)
 
-    plan.folder.mkdir(parents=True, exist_ok=True)
     awaited = names if plan.knows_fleet else fleet_names(experiment)
-    data, artifact = await anyio.to_thread.run_sync(_load, plan, awaited, attacks)
+    with named_if_slow("the data set and the model"):
+        data, artifact = await anyio.to_thread.run_sync(_load, plan, awaited, attacks)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
     costs = await _costs(plan, devices, artifact)
-    fitting, unknown = await _fitting(plan, planned, data, artifact, costs)
+    with named_if_slow("the memory of a training step"):
+        fitting, unknown = await _fitting(plan, planned, data, artifact, costs)
     of_task = None if costs is None else TaskCosts.of(costs, _core_speed(devices))
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
@@ -278,12 +292,15 @@ async def _run(
     ):
         backend = None if fleet is None else fleet[0]
         if backend is not None:
-            await backend.start(costs)
+            with named_if_slow("the processes of the emulated devices"):
+                await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
-            inputs = await anyio.to_thread.run_sync(reader.read, data.dataset)
-            store, attempt, moved = await anyio.to_thread.run_sync(
-                _open_store, plan, data, costs, inputs
-            )
+            with named_if_slow("the hashes of the inputs"):
+                inputs = await anyio.to_thread.run_sync(reader.read, data.dataset)
+            with named_if_slow("the store of the run"):
+                store, attempt, moved = await anyio.to_thread.run_sync(
+                    _open_store, plan, data, costs, inputs
+                )
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         notifier: Notifier | None = None
         try:
@@ -386,7 +403,8 @@ def _pass_on(
     alerted: Callable[[AlertChange], None], notifier: Notifier, change: AlertChange
 ) -> None:
     """Report an alert on the output of the run and to a person."""
-    alerted(change)
+    if not change.is_long:  # its begin was shown
+        alerted(change)
     notifier.alert(change)
 
 
@@ -676,6 +694,7 @@ def _coordinator(
         devices=control,
         on_watch=parts.on_watch,
         on_flood=parts.on_flood,
+        earlier_names=no_earlier_names if endpoint.lab is None else earlier_names,
         task_key_of=no_task_key
         if endpoint.lab is None
         else partial(enrolled_task_key, Path(endpoint.lab), endpoint.tenant),
@@ -689,6 +708,7 @@ def _coordinator(
         on_waiting=waiting,
         on_alert=alerted,
         now=dilated(time.perf_counter, plan.dilation),
+        stall_alert_s=None if plan.notify is None else plan.notify.stall_alert_s,
     )
 
 
@@ -712,7 +732,8 @@ async def _endpoint(
         )
         url = with_client(url, broker.client)
         topics = Topics(broker.tenant)
-        await await_broker(url)
+        with named_if_slow(f"the broker at {redact(url)}"):
+            await await_broker(url)
         await check_tree_is_free(MqttTransport(url, f"look-{secrets.token_hex(4)}"), topics)
         if lab is None:
             if choice is not None:

@@ -110,10 +110,26 @@ def test_metrics_measures_scrapes_and_what_they_cost_a_round(
 
 @needs.mosquitto
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("part", kills.PARTS)
+@pytest.mark.parametrize("part", [part for part in kills.PARTS if part not in kills.STARTS])
 def test_kills_tells_what_survives(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert kills.main(["--kills", "2", "--devices", "2", "--parts", part, "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["parts"]
     assert (result["kills"], result["survived"]) == (2, 2)
     assert result["repeated_max"] <= 1
     assert result["equal_models"] in (None, result["rounds"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("part", "broker"),
+    [("start", "mosquitto"), ("start", "nats"), ("start", "amqtt"), ("home", "mosquitto")],
+)
+def test_a_start_that_is_killed_at_each_step_goes_on(
+    part: str, broker: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--parts", part, "--kills", "12", "--broker", broker, "--json"]
+    assert kills.main(options) == 0
+    (result,) = json.loads(capsys.readouterr().out)["parts"]
+    assert (result["kills"], result["survived"]) == (12, 12)
+    assert result["points"] >= (10 if part == "start" else 0)

@@ -151,6 +151,8 @@ class Lab:
         self.devices: DeviceControl | None = None
         self.task_keys: dict[str, str] = {}
         """Of devices that take signed messages only, as the coordinator knows them."""
+        self.former: dict[str, list[str]] = {}
+        """Former names of renamed devices."""
         self.refused: dict[str, str] = {}
         self.on_progress: Callable[[RoundProgress], None] = lambda progress: None
         self._group = group
@@ -229,6 +231,7 @@ class Lab:
             on_watch=self.on_watch,
             devices=self.devices,
             task_key_of=self.task_keys.get,
+            earlier_names=lambda name: self.former.get(name, []),
         )
         return Coordinator(
             setup,

@@ -49,6 +49,7 @@ from fairbed.wire.messages import (
     Status,
     SteadyTransfer,
     Train,
+    Trouble,
     UploadAck,
     UploadDone,
     UploadResult,
@@ -154,7 +155,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "intent-named": Intent(manifest=structs.replace(MODEL, name="1f-3"), boot=31),
     "hello": Hello(boot=17, capabilities=CAPABILITIES),
     "hello-nonce": Hello(boot=17, capabilities=CAPABILITIES, nonce=1_099_511_627_775),
-    "hello-with-data": Hello(boot=17, capabilities=PI, n_k=600),
+    "hello-with-data": Hello(boot=17, capabilities=PI, n_k=600, clock_s=1_796_000_000.5),
     "hello-with-codecs": Hello(boot=17, capabilities=NEWER),
     "hello-with-skills": Hello(boot=17, capabilities=ASKABLE),
     "context": Context(boot=17, seq=0, mu_cores=1.0),
@@ -378,6 +379,11 @@ MESSAGES: Mapping[str, AnyMessage] = {
             LogLine(level="warning", age_s=0.5, text="link lost: connection refused"),
         ),
     ),
+    "trouble": Trouble(boot=17, kind="no engine", reason="onnxruntime cannot be imported"),
+    "trouble-disk": Trouble(
+        boot=17, kind="disk full", reason="no space", path="/var/lib/fairbed", free_bytes=4096
+    ),
+    "trouble-clock": Trouble(boot=17, kind="clock off", reason="set it", off_s=-86_400.5),
     "data-scale": DataScale(boot=17, low=-1.5, high=255.0, mean=0.25, spread=64.0),
     "chunk-request": ChunkRequest(id=DIGEST[:16], chunks=[0, 3, 4_194_304]),
     "link-probe": LinkProbe(seq=5),

@@ -56,6 +56,9 @@ class Outcomes:
     at_least_s: Floats | None = None
     """Lower bounds of exchange times that are unknown, seconds, shape (N,), such as the deadline of
     a device that missed it; NaN or None is no bound."""
+    has_left: Bools | None = None
+    """The device has left the fleet for good, shape (N,): the round does not count for it. None: no
+    device has."""
 
 
 class Selector(Protocol):

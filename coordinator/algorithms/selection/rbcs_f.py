@@ -146,10 +146,11 @@ class RbcsF:
 
         tau_bar_n = max(tau_hat_n - alpha_t width_n, floor)        lower bound: time is a cost
         S_t       = argmin V max_{n in S} tau_bar_n - sum_{n in S} Z_n,  |S| = min(k, available)
-        Z_n      <- max(Z_n + beta - x_n, 0)                       every device, available or not
+        Z_n      <- max(Z_n + beta - x_n, 0)      every device of the fleet, available or not
 
     It always holds that rate_n >= beta - Z_n / T, with T the rounds since the device joined, except
-    for a device whose queue was capped by `z_max` or frozen.
+    for a device whose queue was capped by `z_max` or frozen. A device that has left the fleet keeps
+    its queue and its T.
 
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783).
@@ -240,14 +241,18 @@ class RbcsF:
                 f"got {n}; rows are only ever appended"
             )
         self._grow(n)
-        self._rounds += 1
+        has_left = outcomes.has_left
+        here: Bools = np.ones(n, dtype=np.bool_) if has_left is None else ~has_left
+        self._rounds += here
         self._selected += outcomes.is_selected
         self._aggregated += outcomes.is_aggregated
         failed = outcomes.is_selected & ~outcomes.is_aggregated
         self._failures = np.where(outcomes.is_aggregated, 0, self._failures + failed)
         counted = outcomes.is_selected if self._counts == "selected" else outcomes.is_aggregated
         advanced = np.maximum(self._z + self._beta - counted, 0.0)
-        self._z = np.where(self._is_frozen(), self._z, np.minimum(advanced, self._ceiling()))
+        self._z = np.where(
+            self._is_frozen() | ~here, self._z, np.minimum(advanced, self._ceiling())
+        )
 
     def queues(self, n: int) -> Floats:
         """Return the virtual queues Z of the first `n` rows, shape (n,); 0 for a new row."""

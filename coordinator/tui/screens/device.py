@@ -50,6 +50,7 @@ ABSENCES = {
     "unwilling": "its owner or its schedule does not allow training",
     "silent": "outage or frozen process",
     "gone": "disconnected",
+    "revoked": "the broker refuses its identity; it has left the fleet",
     "ended": "the run is over",
 }
 """Reason why a device in this state is not selected."""

@@ -13,7 +13,7 @@ from fairbed.coordinator.report.quality import measure, spread_of
 from fairbed.coordinator.report.quantities import MISSING, QUEUE_SUM, clock, ratio, seconds
 from fairbed.coordinator.store.reader import Quality, RunInfo
 from fairbed.coordinator.tui.bars import gauge
-from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers, banner_lines
+from fairbed.coordinator.tui.view import ABSENT, REVOKED, RunView, Stragglers, banner_lines
 
 GAP = 3
 """Columns between two tiles."""
@@ -22,7 +22,10 @@ GAUGE_WIDTH = 8
 
 EXPLANATIONS: tuple[tuple[str, str], ...] = (
     ("FAIRBED", "Name of the experiment."),
-    ("STATUS", "running, paused, done, failed, or interrupted: its process ended without a word."),
+    (
+        "STATUS",
+        "running, waiting for a device, paused, done, failed, or interrupted: it died.",
+    ),
     ("ROUND", "Closed rounds, of the number of the last one; an empty round adds 1 to both."),
     ("EMPTY", "Rounds without an available device: beside the planned ones, but for the queues."),
     ("LEFT", "Time until the last planned round is over, from the newest rounds."),
@@ -112,8 +115,9 @@ class RunHeader(Widget):
             return Text(text, value)
 
         absent = sum(device.state in ABSENT for device in view.devices)
-        present = f"{len(view.devices) - absent}/" if info.is_alive or absent else ""
-        devices = plain(f"{present}{len(view.devices)}")
+        fleet = sum(device.state != REVOKED for device in view.devices)
+        present = f"{fleet - absent}/" if info.is_alive or absent else ""
+        devices = plain(f"{present}{fleet}")
         if absent:
             devices.stylize(self.get_component_rich_style("header--bad", partial=True))
         left_s = view.left_s
@@ -124,7 +128,7 @@ class RunHeader(Widget):
 
         return [
             Tile("FAIRBED", self._brand(info.row.name), 0),
-            Tile("STATUS", self._status(info.status), 0),
+            Tile("STATUS", self._status(info), 0),
             Tile("ROUND", self._round(info), 0),
             *left,
             Tile(measure(view.task).upper(), plain(ratio(spread.mean)), 1),
@@ -146,7 +150,8 @@ class RunHeader(Widget):
     def _brand(self, name: str) -> Text:
         return Text(name, self.get_component_rich_style("header--brand", partial=True))
 
-    def _status(self, status: str) -> Text:
+    def _status(self, info: RunInfo) -> Text:
+        status = info.shown_status
         kind = {"running": "good", "done": "good", "failed": "bad", "interrupted": "bad"}
         style = self.get_component_rich_style(f"header--{kind.get(status, 'busy')}", partial=True)
         return Text(f"● {status}", style)

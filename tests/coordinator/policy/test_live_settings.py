@@ -57,7 +57,12 @@ def test_changes_one_setting_and_nothing_else(name: str, value: float, got: Any)
 @pytest.mark.parametrize(
     ("sections", "name", "value", "message"),
     [
-        ({}, "alpha", 1.0, "setting: must be one of V, beta, per_round, deadline_s, got 'alpha'"),
+        (
+            {},
+            "alpha",
+            1.0,
+            "setting: must be one of V, beta, per_round, deadline_s, min_devices, got 'alpha'",
+        ),
         ({}, "beta", 1.5, "selection.beta: Expected float <= 1.0, got 1.5"),
         ({}, "V", -1.0, "selection.V: Expected float >= 0.0, got -1"),
         ({}, "per_round", 2.5, "selection.per_round: Expected int, got float, got 2.5"),

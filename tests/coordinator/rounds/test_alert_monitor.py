@@ -1,5 +1,6 @@
 """The conditions of a live run become alerts in its store."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.rounds.alert_monitor import DISK_PERIOD_S, AlertMonitor, DiskUse, disk_use
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.state.alerts import AlertChange
-from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, Registry
+from fairbed.coordinator.state.waits import Waits
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import AlertRow, MetricRow
@@ -39,12 +41,15 @@ class Monitored:
         self.registry.expect(["pi-0", "pi-1"])
         self.disk = DiskUse(free_bytes=100 * GB, run_bytes=GB)
         self.changes: list[AlertChange] = []
+        self.waits = Waits(self.clock.now, self.log.clock)
         self.monitor = AlertMonitor(
             self.registry,
             self.log,
             lambda: config,
             self.changes.append,
             measure_disk=lambda folder: self.disk,
+            waits=self.waits,
+            stall_alert_s=60.0,
         )
 
     def on_failure(self, failure: Exception) -> None:
@@ -82,7 +87,7 @@ async def test_a_run_without_a_device_and_without_a_broker_says_so_once_each(
         assert run.changes == [], "no device is expected before round 1"
         run.monitor.begin_training()
         await run.watch(for_s=20.0)
-        assert lines(run.changes) == ["no device: no device is avai"]
+        assert lines(run.changes) == ["stalled: missing 1 of pi-0 ("]
         await run.watch("pi-0", for_s=6.0)
         assert run.changes[1].is_over
         run.monitor.set_link("broken pipe")
@@ -96,21 +101,76 @@ async def test_a_run_without_a_device_and_without_a_broker_says_so_once_each(
     run.store.close()
     with RunReader(tmp_path / "run") as reader:
         assert [(row.kind, row.end_s is None) for row in reader.alerts()] == [
-            ("no device", False),
+            ("stalled", False),
             ("broker lost", False),
         ]
         assert reader.standing_alerts() == []
-        no_device, lost = reader.alerts()
+        stalled, lost = reader.alerts()
         assert [row.kind for row in reader.standing_alerts(lost.begin_s + 1.0)] == ["broker lost"]
-        assert no_device.end_s is not None
-        assert 15.0 < no_device.end_s - no_device.begin_s < 25.0
+        assert stalled.end_s is not None
+        assert 15.0 < stalled.end_s - stalled.begin_s < 25.0
         events = [(row.kind, row.level) for _, row in reader.events()]
         assert events == [
-            ("no device", "warning"),
-            ("no device", "info"),
+            ("stalled", "warning"),
+            ("stalled", "info"),
             ("broker lost", "warning"),
             ("broker lost", "info"),
         ]
+
+
+async def test_a_silent_device_that_the_next_round_needs_is_named_within_5_s(
+    tmp_path: Path,
+) -> None:
+    run = Monitored(tmp_path / "run", make_config())
+    run.waits.min_linked, run.waits.next_round = 2, 5
+    async with anyio.create_task_group() as group:
+        group.start_soon(run.monitor.run)
+        run.monitor.begin_training()
+        await run.watch("pi-0", "pi-1", for_s=10.0)
+        assert run.changes == []
+        silent_s = run.log.at_s(run.registry["pi-1"].context_at) + CONTEXT_MAX_AGE_S
+        await run.watch("pi-0", for_s=9.0)
+        (begin,) = run.changes
+        assert re.fullmatch(
+            r"stalled: missing pi-1 \(silent since \d\d:\d\d:\d\d\): round 5 needs 2 devices in "
+            r"contact, got 1; exclude pi-1, or set min_devices 1",
+            begin.line,
+        )
+        run.store.flush()
+        with RunReader(tmp_path / "run") as reader:
+            (event,) = (row for _, row in reader.events() if row.kind == "stalled")
+            assert silent_s <= event.at_s <= silent_s + 5.0
+            assert reader.run().waiting == "pi-1"
+        await run.watch("pi-0", for_s=120.0)
+        (message,) = run.changes[1:]
+        assert message.is_long
+        assert message.text == begin.text
+        await run.watch("pi-0", "pi-1", for_s=4.0)
+        assert [change.is_over for change in run.changes[2:]] == [True]
+        run.store.flush()
+        with RunReader(tmp_path / "run") as reader:
+            assert reader.run().waiting == ""
+        group.cancel_scope.cancel()
+    run.store.close()
+
+
+async def test_a_wait_for_answers_of_devices_is_named(tmp_path: Path) -> None:
+    run = Monitored(tmp_path / "run", make_config())
+    run.monitor.begin_training()
+    run.report("pi-0", "pi-1")
+    async with anyio.create_task_group() as group:
+        group.start_soon(run.monitor.run)
+        with run.waits.waiting("losses", 3, lambda: ["pi-1"]):
+            await run.watch("pi-0", "pi-1", for_s=20.0)
+            (change,) = run.changes
+            assert "round 3 waits for losses before its selection: pi-1 (" in change.text
+            run.store.flush()
+            with RunReader(tmp_path / "run") as reader:
+                assert reader.run().waiting == "pi-1"
+        await run.watch("pi-0", "pi-1", for_s=4.0)
+        assert run.changes[-1].is_over
+        group.cancel_scope.cancel()
+    run.store.close()
 
 
 async def test_a_disk_that_the_rounds_to_come_fill_is_an_alert_until_space_is_made(
@@ -292,10 +352,10 @@ async def test_a_run_that_loses_its_broker_and_its_devices_records_both(tmp_path
         assert await place.run(make_config(rounds=60)) == "done"
     with place.reader() as reader:
         found = {row.kind: row for row in reader.alerts()}
-    assert set(found) - {"host busy"} == {"broker lost", "no device"}
-    lost, gone = found["broker lost"], found["no device"]
+    assert set(found) - {"host busy"} == {"broker lost", "stalled"}
+    lost, gone = found["broker lost"], found["stalled"]
     assert lost.end_s is not None
     assert gone.end_s is not None
     assert 5.0 < lost.end_s - lost.begin_s < 8.0
     assert 10.0 < gone.end_s - gone.begin_s < 40.0
-    assert "3 gone" in gone.text
+    assert re.search(r"missing 1 of pi-\d \(disconnected since .* got 0; see", gone.text)

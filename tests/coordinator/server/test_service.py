@@ -444,10 +444,10 @@ async def test_a_device_that_the_broker_refuses_leaves_at_once_and_may_come_back
         finally:
             store.close()
         with place.reader() as reader:
-            events = [(e.kind, e.device) for _, e in reader.events() if e.kind == "refused"]
+            events = [(e.kind, e.device) for _, e in reader.events() if e.kind == "revoked"]
             joined = {device.name for device in reader.devices()}
             rounds = {x.round for x in reader.exchanges() if x.device == "pi-2"}
-    assert events == [("refused", "pi-2")]
+    assert events == [("revoked", "pi-2")]
     assert joined == {"pi-0", "pi-1", "pi-2"}
     assert rounds & {1, 2}
     assert not rounds & {4, 5, 6}
@@ -475,7 +475,7 @@ async def test_a_refusal_has_its_event_even_after_the_last_will_of_the_device(
             store.close()
         with place.reader() as reader:
             kinds = [event.kind for _, event in reader.events() if event.device == "pi-2"]
-    assert [kind for kind in kinds if kind in ("left", "refused")] == ["left", "refused"]
+    assert [kind for kind in kinds if kind in ("left", "revoked")] == ["left", "revoked"]
 
 
 async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:

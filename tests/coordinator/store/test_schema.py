@@ -198,7 +198,7 @@ def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connecti
 
 def test_a_new_store_has_its_application_id_and_version(connection: sqlite3.Connection) -> None:
     assert connection.execute("PRAGMA application_id").fetchone()[0].to_bytes(4, "big") == b"FBED"
-    assert connection.execute("PRAGMA user_version").fetchone() == (12,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (13,)
     check_format("run.db", connection)
 
 

@@ -14,8 +14,11 @@ from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.tables import AlertRow, DeviceLogRow
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.cli.runs import live_endpoint
 from fairbed.testbed.cli.watch import listed
-from tests.coordinator.store.fake_run import FakeRun, as_older, fake_run
+from fairbed.testbed.errors import RunError
+from fairbed.testbed.run_folder import Endpoint, write_endpoint
+from tests.coordinator.store.fake_run import FakeRun, as_older, fake_run, make_store
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
 
@@ -249,6 +252,27 @@ def test_a_finished_run_cannot_be_stopped_or_joined(
     for command in (["stop", "latest"], ["enroll", "pi-1", "--run", "latest"]):
         assert main([*command, "--runs", str(runs)]) == 1
         assert "must be live, got status done" in capsys.readouterr().err
+
+
+def test_latest_is_the_live_run_where_a_run_is_stopped_or_commanded(tmp_path: Path) -> None:
+    """A coordinator that was refused leaves a newer run that is not live."""
+    live, second = make_store(tmp_path / "live-1"), make_store(tmp_path / "live-2")
+    refused = make_store(tmp_path / "refused")
+    refused.set_status("failed", "another coordinator holds the topic tree")
+    refused.close()
+    endpoint = Endpoint(url="mqtt://127.0.0.1:1", tenant="main")
+    try:
+        for name in ("live-1", "live-2"):
+            write_endpoint(tmp_path / name, endpoint)
+        with pytest.raises(RunError, match=r"refused: .*live runs: live-2, live-1$"):
+            live_endpoint(tmp_path, "latest")
+        second.set_status("stopped")
+        second.close()
+        assert live_endpoint(tmp_path, "latest")[0].run_id == "live-1"
+        with pytest.raises(RunError, match=r"refused: must be live, got status failed; live runs"):
+            live_endpoint(tmp_path, "refused")
+    finally:
+        live.close()
 
 
 def test_rm_deletes_a_finished_run_but_not_a_live_one(
