@@ -1,6 +1,6 @@
 """A job of `replay-training` as an app of Flower; it runs where flwr is, without Fairbed.
 
-    FLOWER_JOB=JOB.json PYTHONPATH=benchmarks PYTHON -m _flower_app
+    FLOWER_JOB=JOB.json PYTHON -m benchmarks._flower_app
 
 The last line of the output has the time of a round.
 """
@@ -10,10 +10,11 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from _flower_training import Client, job, strategy
 from flwr.client import ClientApp
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.simulation import run_simulation
+
+from benchmarks._flower_training import Client, job, strategy
 
 
 def client_fn(context: Any) -> Any:
@@ -50,6 +51,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Under its own name, so that actors can import the client class.
-    import _flower_app
+    from benchmarks import _flower_app
 
     _flower_app.main()

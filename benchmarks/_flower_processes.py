@@ -1,6 +1,6 @@
 """A job of `round-time` as processes of Flower; they run where flwr is, without Fairbed.
 
-    FLOWER_JOB=JOB.json PYTHONPATH=benchmarks PYTHON -m _flower_processes server|NUMBER
+    FLOWER_JOB=JOB.json PYTHON -m benchmarks._flower_processes server|NUMBER
 
 The job's `pids.json` has the processes of the clients. The server prints, at the end of each round,
 the instant of the machine's monotonic clock and the processor times of server and clients.
@@ -14,9 +14,10 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from _flower_training import Client, job, strategy
 from flwr.client import start_client
 from flwr.server import ServerConfig, start_server
+
+from benchmarks._flower_training import Client, job, strategy
 
 PAUSE_S, SERVER_S = 0.02, 120.0
 """Between two attempts to reach the server, and the longest wait for it."""

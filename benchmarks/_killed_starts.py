@@ -144,7 +144,7 @@ class Started:
 
     def points(self) -> int:
         """Return the number of steps of the last start that was not killed."""
-        return int(self.folder.with_suffix(".points").read_text())
+        return int(self.folder.with_suffix(".points").read_text(encoding="ascii"))
 
     def last_line(self) -> str:
         """Return the last line of its output."""
@@ -311,7 +311,7 @@ class _Steps:
     def write(self, path: Path) -> None:
         """Write how many steps there were."""
         if os.getpid() == self._process:
-            path.write_text(str(self._count))
+            path.write_text(str(self._count), encoding="ascii")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ from fairbed.testbed.progress import tracked
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads, free_cores
 from fairbed.testbed.replay.run import replay_experiment
 
-FLOWER_APP = "_flower_app"
+FLOWER_APP = "benchmarks._flower_app"
 """Module of this folder that Flower's interpreter runs."""
 FLOWER_STATED_S = {"common": 0.41}
 """Seconds per round of Flower 1.41's simulation on a similar machine with two cores."""
@@ -248,7 +248,7 @@ def _flower(case: Case, folder: Path, python: str, rounds: int) -> dict[str, flo
             "FLOWER_JOB": str(folder / "job.json"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": str(Path(__file__).parent.parent),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         },

@@ -43,7 +43,7 @@ EXAMPLES, TRAINED = 400, 320
 WIDTHS = (784, 318, 10)
 BATCH = 32
 FLOWER = "1.8.0"
-FLOWER_PROCESSES = "_flower_processes"
+FLOWER_PROCESSES = "benchmarks._flower_processes"
 """Module of this folder that Flower's interpreter runs."""
 FLOWER_S = 300.0
 """Longest run of Flower."""
@@ -141,7 +141,7 @@ def measure_flower(python: str, agents: int, rounds: int, steps: int) -> Result:
             **os.environ,
             "FLOWER_JOB": str(folder / "job.json"),
             "FLWR_TELEMETRY_ENABLED": "0",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": str(Path(__file__).parent.parent),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }

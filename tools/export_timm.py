@@ -79,7 +79,12 @@ def _in_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", name, *["--rules"] * options.rules]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=options.limit_s
+            command,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=True,
+            timeout=options.limit_s,
         )
     except subprocess.TimeoutExpired:
         return {"is_exported": False, "operations": [], "text": f"over {options.limit_s:g} s"}

@@ -130,8 +130,11 @@ class Message(
             value = getattr(self, field)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value}")
-            if isinstance(value, str | tuple) and (shown := _shown(value)) is not value:
-                force_setattr(self, field, shown)
+            kind = type(value)
+            if (kind is str and not (value.isprintable() and len(value) <= MAX_TEXT)) or (
+                kind is tuple and value
+            ):
+                force_setattr(self, field, _shown(value))
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):

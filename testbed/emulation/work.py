@@ -157,10 +157,15 @@ class BucketCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Costs of the steps on sequences padded to a shorter length, in the units of `TaskCosts`."""
 
     length: PositiveInt
+    """Tokens of an example."""
     step_s: Seconds
+    """Fixed cost of one mini-batch of training."""
     example_s: Seconds
+    """Cost of each example of the mini-batch."""
     evaluation_step_s: Seconds
+    """Fixed cost of one mini-batch of evaluation."""
     evaluation_example_s: Seconds
+    """Cost of each example of it."""
 
 
 class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -524,7 +524,7 @@ REFUSED = {
     ),
     "colours": (
         net("raise ValueError('a\\n\\x1b[31mred')"),
-        "ValueError: a [31mred (part.py, line 9)",
+        "ValueError: a ?[31mred (part.py, line 9)",
     ),
 }
 

@@ -227,7 +227,7 @@ async def test_text_of_a_device_is_one_printable_line(tmp_path: Path) -> None:
         group.cancel_scope.cancel()
     with place.reader() as reader:
         reasons = [x.reason for x in reader.exchanges(0) if x.device == "rogue"]
-    assert reasons == ["training:  [2Jgone round 1 pi-0 done"] * 2
+    assert reasons == ["training: ?[2Jgone round 1 pi-0 done"] * 2
 
 
 async def test_a_device_without_examples_of_its_own_is_refused(tmp_path: Path) -> None:

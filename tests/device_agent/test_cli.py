@@ -61,8 +61,8 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     [
         ("foo = 1", "agent.toml: foo: unknown key; valid keys are broker_url, name"),
         ("timeouts = {foo = 1}", "agent.toml: timeouts.foo: unknown key; valid keys are hello_s"),
-        ('cache_bytes = "x"', "agent.toml: cache_bytes: must be int, got str"),
-        ("cache_bytes = -1", "agent.toml: cache_bytes: must be int >= 0"),
+        ('cache_bytes = "x"', "agent.toml: cache_bytes: must be a whole number, got 'x'"),
+        ("cache_bytes = -1", "agent.toml: cache_bytes: must be a whole number >= 0"),
     ],
 )
 def test_a_wrong_key_in_the_file_is_named(

@@ -81,7 +81,7 @@ def kill(*_, **__):
     os.kill(os.getpid(), signal.SIGTERM)
 
 async def ended(plan, *_):
-    plan.folder.mkdir(parents=True)
+    plan.folder.mkdir(parents=True, exist_ok=True)
     {end}
 
 def late(do):
