@@ -97,6 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BOTH, ONE = ("2 of 2 cells are done again, because {} changed", "1 of 2 cells are done again")
 
 
+@pytest.mark.full
 def test_a_change_of_any_input_does_its_cells_again_and_no_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

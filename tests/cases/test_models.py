@@ -155,7 +155,7 @@ def test_a_device_takes_the_values_of_frozen_layers_from_the_task() -> None:
 
 
 @pytest.mark.usefixtures("cases")
-@pytest.mark.parametrize("name", ["Frozen", "part:M"])
+@pytest.mark.parametrize("name", ["Frozen", pytest.param("part:M", marks=pytest.mark.full)])
 def test_a_replay_prints_the_reason_and_repeats_its_bits(
     folder: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

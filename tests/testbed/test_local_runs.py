@@ -40,14 +40,8 @@ def accuracy(folder: Path) -> tuple[float, float]:
     return last.accuracy_mean, last.accuracy_worst10
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "scaffold",
-        pytest.param("feddyn", marks=pytest.mark.full),
-        pytest.param("propfair-client", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "propfair-client"])
 def test_a_live_run_has_the_model_of_its_replay(name: str, tmp_path: Path) -> None:
     for verb in ("run", "replay"):
         run(verb, name, tmp_path / verb, "rounds=4")

@@ -454,7 +454,7 @@ JOINED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
 
 @pytest.mark.filterwarnings("ignore:Using padding=:UserWarning")
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
-@pytest.mark.parametrize("name", some_in_fast(GROUPS, "convolutions", "parts and joins", "pools"))
+@pytest.mark.parametrize("name", some_in_fast(GROUPS, "convolutions"))
 def test_operations_are_exact_and_run_on_the_device_engine(name: str) -> None:
     torch.manual_seed(1)
     stem, x_shape, parts = GROUPS[name]

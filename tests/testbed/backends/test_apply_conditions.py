@@ -95,6 +95,7 @@ def test_a_frozen_device_can_be_ended(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.full
 @needs_mosquitto
 def test_the_device_reports_the_conditions_that_it_measures(tmp_path: Path) -> None:
     topics = Topics("main")

@@ -95,6 +95,7 @@ def test_a_named_backend_is_used_or_refused() -> None:
     anyio.run(test)
 
 
+@pytest.mark.full
 def test_a_run_with_a_backend_that_cannot_work_ends_with_one_line_and_status_2(
     tmp_path: Path,
 ) -> None:

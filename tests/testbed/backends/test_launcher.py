@@ -323,6 +323,7 @@ def train_for(duration_s: float, q: float) -> tuple[float, float]:
     return time.thread_time() - cpu_s, share.value
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_twice_the_speed_does_twice_the_work() -> None:
     # A ratio within one run, and only if neither side was contended.

@@ -114,6 +114,7 @@ def status_of(folder: Path) -> str:
         return "absent"
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_begin_leaves_no_folder_and_prints_the_reason(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
@@ -129,7 +130,12 @@ def test_a_run_that_cannot_begin_leaves_no_folder_and_prints_the_reason(
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+    "how",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full),
+    ],
 )
 def test_a_run_ends_gracefully_when_its_terminal_closes(
     how: signal.Signals, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]

@@ -67,7 +67,7 @@ def test_a_rule_that_cannot_be_measured_is_named_in_one_line() -> None:
         anyio.run(measure_in_child, faulty)
 
 
-@pytest.mark.parametrize("batch_size", [1, 1 << 20])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(1 << 20, marks=pytest.mark.full)])
 def test_any_batch_size_can_be_measured(batch_size: int) -> None:
     task = probe("softmax-64-10", batch_size=batch_size, learning_rate=1e6, max_steps=1)
     costs = measure(task).costs

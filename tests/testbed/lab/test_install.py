@@ -192,6 +192,7 @@ def test_values_of_the_lab_are_quoted(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     assert done.stdout == f"1'; touch x; ' https://[::1]:{lab.settings.enrol_port}\n"
 
 
+@pytest.mark.full
 def test_a_token_that_is_not_open_ends_the_script_before_it_installs(
     lab: Lab, tmp_path: Path
 ) -> None:

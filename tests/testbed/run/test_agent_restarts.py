@@ -149,6 +149,7 @@ async def test_the_end_of_a_run_ends_the_waits() -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_killed_agent_of_a_live_run_is_back_within_five_seconds(tmp_path: Path) -> None:
     with live_run(tmp_path, rounds=500) as run:

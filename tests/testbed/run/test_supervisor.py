@@ -32,10 +32,6 @@ from tests.testbed.small_run import (
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-FULL_SIGNALS = [
-    pytest.param(number, marks=pytest.mark.full) for number in (signal.SIGINT, signal.SIGTERM)
-]
-
 
 def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -> None:
     with running(tmp_path) as run:
@@ -264,7 +260,8 @@ async def test_a_second_run_on_the_same_broker_is_refused(tmp_path: Path) -> Non
         assert not {"rejoined", "left"} & {event.kind for _, event in reader.events()}
 
 
-@pytest.mark.parametrize("signal_number", [*FULL_SIGNALS, signal.SIGKILL])
+@pytest.mark.full
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process_and_resumes_its_open_round(
     signal_number: int, tmp_path: Path
 ) -> None:
