@@ -19,6 +19,7 @@ from fairbed.testbed.backends.network.owner import is_alive
 from fairbed.testbed.backends.network.plan.names import owner_of
 from fairbed.testbed.emulation.quota import checked_share
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.host.slow_steps import named_if_slow
 
 AGENT_MEMORY_BYTES = 96 << 20
 """Smallest memory limit of a device: an agent needs up to 76 MiB (`fairbed bench agent-memory`)."""
@@ -45,7 +46,8 @@ async def open_groups(
         BackendError: A group cannot be made or limited.
     """
     places = await anyio.to_thread.run_sync(find_places)
-    await anyio.to_thread.run_sync(sweep, places, is_leftover)
+    with named_if_slow("the removal of control groups that killed runs left"):
+        await anyio.to_thread.run_sync(sweep, places, is_leftover)
     groups = {name: Group(places, names[name]) for name in fleet}
     try:
         await anyio.to_thread.run_sync(_make, groups, fleet)

@@ -63,6 +63,7 @@ from fairbed.testbed.backends.network.sweep import NAMESPACES, remove, sweep_alo
 from fairbed.testbed.emulation.cell import Cell, DeviceCells
 from fairbed.testbed.emulation.conditions import Conditions, Congestion, LinkFeature, Shape
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.host.slow_steps import named_if_slow
 
 
 class _Address(msgspec.Struct, frozen=True):
@@ -125,7 +126,8 @@ async def claim(
         BackendError: No addresses are free, or a leftover cannot be removed.
     """
     async with machine_lock():
-        await sweep_alone()
+        with named_if_slow("the removal of networks that killed runs left"):
+            await sweep_alone()
         tag = secrets.token_bytes(TAG_BYTES)
         taken = [*await ranges_in_use(), *claims().values()]
         addresses = choose_addresses(n_devices, taken, int.from_bytes(tag, "big"))

@@ -23,6 +23,7 @@ import msgspec
 
 from fairbed.testbed.backends.network.plan.names import NetworkNames
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.host.slow_steps import named_if_slow
 
 FOLDER = Path("/run/fairbed")
 
@@ -57,7 +58,8 @@ async def machine_lock() -> AsyncIterator[None]:
             "or use another backend"
         ) from exc
     try:
-        with anyio.move_on_after(WAIT_S) as scope:
+        what = f"{FOLDER / 'lock'}, which another start holds"
+        with named_if_slow(what, WAIT_S), anyio.move_on_after(WAIT_S) as scope:
             while not _try_lock(descriptor):  # noqa: ASYNC110  # the kernel has no event for it
                 await anyio.sleep(POLL_S)
         if scope.cancelled_caught:
