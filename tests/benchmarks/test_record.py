@@ -9,7 +9,7 @@ from benchmarks._recording import Setting
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.alone]
 
-ROUNDS = 14
+ROUNDS = 10
 
 SLACK = 2.0
 """Times what was promised: an exchange may be late by 5 % before it is called invalid, and a busy
