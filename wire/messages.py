@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
-from fairbed.wire.printable import one_line
+from fairbed.wire.printable import is_printable, one_line
 from fairbed.wire.scale import MAX_VALUE, Scale, Value, check_order
 
 PROTOCOL_VERSION = 1
@@ -131,7 +131,7 @@ class Message(
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value}")
             kind = type(value)
-            if (kind is str and not (value.isprintable() and len(value) <= MAX_TEXT)) or (
+            if (kind is str and not (is_printable(value) and len(value) <= MAX_TEXT)) or (
                 kind is tuple and value
             ):
                 force_setattr(self, field, _shown(value))

@@ -21,6 +21,9 @@ FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 Source: OWASP, CSV injection (https://owasp.org/www-community/attacks/CSV_Injection).
 """
 
+is_printable = str.isprintable
+"""Whether a text needs no change on one line; a call of C, for texts of every message."""
+
 _NUMBER: Final = re.compile(r"[+-]?(\d[\d_,]*\.?\d*|\.\d+)([eE][+-]?\d+)?%?|[+-]?(inf|nan)")
 
 
@@ -45,7 +48,7 @@ def printable(text: str, kept: str = "") -> Printable:
     """
     if type(text) is Printable:
         return text
-    if text.isprintable():
+    if is_printable(text):
         return Printable(text)
     return Printable("".join(c if c.isprintable() or c in kept else _shown(c) for c in text))
 
