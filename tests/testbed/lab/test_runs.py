@@ -131,7 +131,7 @@ def refusals(folder: Path) -> list[str | None]:
 
     def is_there() -> bool:
         with RunReader(folder) as reader:
-            found[:] = [event.device for _, event in reader.events() if event.kind == "refused"]
+            found[:] = [event.device for _, event in reader.events() if event.kind == "revoked"]
         return bool(found)
 
     wait_until(is_there, "the end of a revoked device in its run")
