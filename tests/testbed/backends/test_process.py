@@ -98,7 +98,7 @@ def test_every_device_is_a_process_with_a_log_and_all_end_together(
         if end.is_device and end.status == 0:  # it had started completely
             log = (tmp_path / "logs" / f"{end.name}.log").read_text(encoding="utf-8")
             assert "Raspberry Pi 4 Model B" in log
-            assert "SIGTERM: leaving" in log
+            assert "SIGTERM: stopping" in log
 
 
 @pytest.mark.broker
