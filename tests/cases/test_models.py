@@ -681,7 +681,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", some_in_fast(TRAINED, "transposed", "several kinds"))
 def test_a_module_of_another_kind_trains_as_torch_does(folder: Path, kind: str) -> None:
     text, engine = TRAINED[kind]
     write(folder, text)
@@ -736,7 +736,7 @@ CASTS = {
 }
 
 
-@pytest.mark.parametrize("kind", CASTS)
+@pytest.mark.parametrize("kind", some_in_fast(CASTS, "mixed"))
 def test_floats_of_another_type_are_cast_alike_for_both_engines(folder: Path, kind: str) -> None:
     text, line = CASTS[kind]
     write(folder, text)
@@ -798,7 +798,7 @@ REMARKS = {
 }
 
 
-@pytest.mark.parametrize("kind", REMARKS)
+@pytest.mark.parametrize("kind", some_in_fast(REMARKS, "statistics"))
 def test_what_a_run_does_otherwise_than_the_module_is_a_line(folder: Path, kind: str) -> None:
     text, lines = REMARKS[kind]
     write(folder, text)
