@@ -88,7 +88,8 @@ def test_a_torch_module_and_own_data_in_a_replay_and_in_a_live_run(tmp_path: Pat
     less = {'"rounds": 30': '"rounds": 15', '"rounds": 3,': '"rounds": 2,'}
     outputs = outputs_of(executed("own-torch.ipynb", tmp_path, less))
     lines = [o["text"] for o in outputs if o.get("name") == "stderr"]
-    assert all(text.startswith("alert: host busy: ") for text in lines), lines
+    known = ("alert: host busy: ", "start: waits for ")  # of a busy machine
+    assert all(text.startswith(known) for text in lines), lines
     live, replayed = fairbed.runs(tmp_path / "runs")
     assert (live.status, replayed.status) == ("done", "done")
     assert replayed.summary.accuracy.mean is not None

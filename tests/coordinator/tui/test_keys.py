@@ -66,7 +66,7 @@ def test_the_printed_file_changes_nothing(file: Path) -> None:
         ("[keys]\npause = ''", "keys.pause: must be characters or names such as f5"),
         ("[keys]\npause = 7", "must have a table [keys] with lines such as pause = "),
         ("[kees]", "must have a table [keys] with lines such as pause = "),
-        ("[keys", "must have a table [keys] with lines such as pause = "),
+        ("[keys", "not valid TOML: Expected ']' at the end of a table declaration"),
     ],
 )
 def test_a_bad_file_has_one_line_that_says_where_and_why(
