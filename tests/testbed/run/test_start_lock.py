@@ -12,7 +12,7 @@ from fairbed.testbed.run.stopping import StopControl
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.testbed.run_folder import read_endpoint
 from tests.coordinator.store.fake_run import make_store
-from tests.testbed.small_run import Running, running
+from tests.testbed.small_run import Running, running, wait_until
 
 
 async def start(folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_of_three_resumes_at_once_one_runs_and_can_be_stopped(tmp_path: Path) ->
     runs = [Running(tmp_path, 5_000, resume=True) for _ in range(3)]
     try:
         before = killed.rounds()
-        killed.wait_round(before + 3)
+        wait_until(lambda: killed.rounds() >= before + 3, "three rounds of one of them")
         live = [run for run in runs if run.process.poll() is None]
         while len(live) > 1:
             live = [run for run in live if run.process.poll() is None]
