@@ -56,7 +56,8 @@ def test_devices_follow_the_one_under_the_cursor_first() -> None:
 
 
 def test_names_belong_to_their_action() -> None:
-    assert texts("set ") == ["set V ", "set beta ", "set per_round ", "set deadline_s "]
+    names = ("V", "beta", "per_round", "deadline_s", "min_devices")
+    assert texts("set ") == [f"set {name} " for name in names]
     assert texts("set v") == ["set V "]
     assert texts("throttle pi-1 c") == ["throttle pi-1 cpu "]
     assert texts("link pi-1 lte") == ["link pi-1 lte-urban", "link pi-1 lte-rural"]
