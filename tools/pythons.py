@@ -111,7 +111,7 @@ def interpreters(version: str) -> Iterator[str]:
     for python in found:
         path = shutil.which(python)
         check = (
-            f"import ensurepip, venv, sys; sys.exit('{version}' != '%d.%d' % sys.version_info[:2])"
+            f"import venv, sys; sys.exit('{version}' != '%d.%d' % sys.version_info[:2])"
         )
         if path and not subprocess.run([path, "-c", check], capture_output=True).returncode:
             yield path

@@ -115,6 +115,8 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         queue and by `MAX_IN_FLIGHT_BYTES`; at the limit reading waits."""
         self._in_flight_bytes = 0
         self._is_peer_slow = False
+        self._has_started = False
+        """Whether `start_reading` was called."""
         self._is_waiting = False
         """Whether reading waits for the link."""
         self._kernel_bytes = 0
@@ -124,6 +126,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
     def start_reading(self, not_before: float = 0.0) -> None:
         """Start to read; no data is sent before `not_before`."""
         self._not_before = not_before
+        self._has_started = True
         self._resume_reading()
 
     def on_change(self) -> None:
@@ -164,9 +167,19 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         self._transport, self.is_open = transport, True
         self._alive.add(self)
         transport.pause_reading()
+        self._loop.call_soon(self._stay_paused)
         self._grow_kernel_buffer()
         if self._on_made is not None:
             self._on_made(self)
+
+    def _stay_paused(self) -> None:
+        """Pause again.
+
+        Some Pythons, such as the 3.11.2 of Debian 12, read after `connection_made` all the same.
+        """
+        if self._transport is not None and not self._has_started:
+            self._transport.resume_reading()
+            self._transport.pause_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return a buffer of one chunk, so that the rate holds over every time window."""
