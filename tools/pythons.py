@@ -110,9 +110,7 @@ def interpreters(version: str) -> Iterator[str]:
     found = [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
     for python in found:
         path = shutil.which(python)
-        check = (
-            f"import venv, sys; sys.exit('{version}' != '%d.%d' % sys.version_info[:2])"
-        )
+        check = f"import venv, sys; sys.exit('{version}' != '%d.%d' % sys.version_info[:2])"
         if path and not subprocess.run([path, "-c", check], capture_output=True).returncode:
             yield path
 
