@@ -19,12 +19,19 @@ from fairbed.wire.transport.base import LinkUp, Packet, Transport
 ANSWER_S = 5.0
 """Longest wait for the answer of a live, connected coordinator."""
 
+UNANSWERED = 12
+"""Challenges on a live link, each of which may wait `ANSWER_S`, until a start fails."""
+
 OBSERVER_BOOT = 1 << 40
 """Boot of an observer: the largest, so that any coordinator takes precedence."""
 
 
 class AnotherCoordinatorError(Exception):
     """Another coordinator holds the topic tree."""
+
+
+class NoEchoError(Exception):
+    """The broker does not deliver what a coordinator publishes on its own topic."""
 
 
 class CoordinatorLease:
@@ -67,14 +74,27 @@ class CoordinatorLease:
 
         Raises:
             AnotherCoordinatorError: Another coordinator holds it.
+            NoEchoError: The broker delivers nothing on the topic of the tree.
         """
         challenge = CoordinatorStatus(state="off", boot=self._boot)
         with suppress(Disconnected):  # the transport keeps the filter
             await self._transport.subscribe(self._topics.coordinator, qos=1)
+        unanswered = 0
         while not self._is_echoed and self._owner is None:
+            if unanswered == UNANSWERED:
+                raise NoEchoError(
+                    f"{self._topics.coordinator}: the broker must deliver what a client with a "
+                    f"subscription publishes there, got none of {UNANSWERED} messages in "
+                    f"{UNANSWERED * ANSWER_S:.0f} s; let the login read and write that topic"
+                )
+            is_sent = False
             with suppress(Disconnected):
                 await self._transport.publish(self._topics.coordinator, encode(challenge), qos=1)
-            await self._wait(lambda: self._is_echoed or self._owner is not None, once=True)
+                is_sent = True
+            is_late = await self._wait(
+                lambda: self._is_echoed or self._owner is not None, once=True
+            )
+            unanswered += is_sent and is_late
         await self._wait(lambda: self._rival is None or self._owner is not None)
         if self._owner is not None:
             raise self._taken_by(self._owner)
@@ -133,13 +153,18 @@ class CoordinatorLease:
             self._needs_renewal = True
             self._other_was_on |= is_on
 
-    async def _wait(self, holds: Callable[[], bool], *, once: bool = False) -> None:
-        """Wait at most `ANSWER_S` until a condition holds, or with `once` for any status."""
-        with anyio.move_on_after(ANSWER_S):
+    async def _wait(self, holds: Callable[[], bool], *, once: bool = False) -> bool:
+        """Wait at most `ANSWER_S` until a condition holds, or with `once` for any status.
+
+        Returns:
+            Whether the time was over.
+        """
+        with anyio.move_on_after(ANSWER_S) as scope:
             while not holds():
                 await self._changed.wait()
                 if once:
-                    return
+                    break
+        return scope.cancelled_caught
 
     def _notify(self) -> None:
         self._changed.set()

@@ -9,7 +9,7 @@ from fairbed.coordinator.report.export import ExportError, FolderExistsError
 from fairbed.coordinator.report.figures import NoFigureError
 from fairbed.coordinator.report.tables import TableError
 from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
-from fairbed.coordinator.server.lease import AnotherCoordinatorError
+from fairbed.coordinator.server.lease import AnotherCoordinatorError, NoEchoError
 from fairbed.coordinator.store import RunNotFoundError, StoreError
 from fairbed.coordinator.task.errors import TaskError, UnknownTask
 from fairbed.device_agent.errors import EngineError
@@ -50,6 +50,7 @@ def one_line_errors() -> Iterator[None]:
         raise UsageError(str(exc)) from exc
     except (
         AnotherCoordinatorError,
+        NoEchoError,
         BackendError,
         BrokerError,
         EngineError,

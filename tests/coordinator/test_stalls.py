@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig
+from fairbed.coordinator.server.lease import NoEchoError
 from fairbed.coordinator.server.service import Coordinator
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.wire.codec import encode
@@ -18,6 +19,7 @@ from fairbed.wire.transport.base import LinkUp, Packet
 from tests.coordinator.builders import context, hello
 from tests.coordinator.lab import Lab, lab, make_config
 from tests.coordinator.server.test_operator_commands import Operator, steered
+from tests.wire.transport.memory import MemoryTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -186,3 +188,16 @@ async def test_a_start_without_an_answer_of_the_broker_has_a_line(tmp_path: Path
         group.start_soon(come_back)
         assert await place.run(make_config(rounds=2)) == "done"
     assert place.waiting[0].startswith("no answer on topic ")
+
+
+async def test_a_broker_that_delivers_nothing_ends_a_start(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=1, limit_s=300.0) as place:
+        deliver = place.broker._deliver
+
+        def dropped(client: MemoryTransport, packet: Packet, qos: int) -> None:
+            if packet.topic != Topics().coordinator:
+                deliver(client, packet, qos)
+
+        place.broker._deliver = dropped  # type: ignore[method-assign]
+        with pytest.raises(NoEchoError, match=r"got none of 12 messages in 60 s; let the login"):
+            await place.run(make_config(rounds=1))
