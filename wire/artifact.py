@@ -310,7 +310,7 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """How files of text, pictures with masks or audio become x and y; None for other data."""
     is_autoencoder: bool = False
     """y are x: own data of a device need no labels."""
-    shorter: Annotated[tuple["Artifact", ...], Meta(max_length=MAX_BUCKETS)] = ()
+    shorter: "Annotated[tuple[Artifact, ...], Meta(max_length=MAX_BUCKETS)]" = ()
     """The task for each of `TaskSpec.buckets` but the last: its own graphs, masks and self-check,
     with the same layout. All other fields are those of this task."""
 
