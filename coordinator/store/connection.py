@@ -171,7 +171,7 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
 
 
 def _text(path: Path, cell: bytes) -> str:
-    """Return a text of the database: one line that controls nothing, whoever wrote the file.
+    """Return a text of the database: one printable line, also of a foreign file.
 
     Raises:
         StoreError: It is longer, or nests deeper, than Fairbed writes.

@@ -294,7 +294,8 @@ class Identities:
         Args:
             old: Present name.
             new: New name.
-            now_s: Unix time, at which no open token may have the new name; infinity: none is open.
+            now_s: Unix time, at which no open token may have the new name; infinity: tokens do
+                not count.
 
         Raises:
             LabError: There is no such device, or the new name is not valid, taken, or that of an

@@ -58,8 +58,8 @@ def fill(
         lab: The lab.
         pythons: Versions such as `3.11`.
         machines: `aarch64`, `x86_64`.
-        source: A checkout of Fairbed, or its wheel; None is the checkout of this installation, if
-            it is one.
+        source: A checkout of Fairbed, or its wheel; None is the checkout that runs, or else the
+            package index.
         write: Receives a line for each step.
         run: Runs pip with arguments.
 

@@ -1,6 +1,5 @@
 """Messages that did not help a lab engineer: each names the cause, and what to do."""
 
-import shutil
 import socket
 import ssl
 import subprocess
@@ -33,6 +32,7 @@ from fairbed.testbed.lab.wheelhouse import fill
 from fairbed.wire.command_line import parse_command
 from fairbed.wire.transport.client import MqttTransport
 from fairbed.wire.transport.link import advice_for
+from tests import needs
 from tests.coordinator.store.fake_run import fake_run
 from tests.testbed.lab.labs import NOW_S, make_lab
 from tests.testbed.lab.test_wheelhouse import FakePip
@@ -87,7 +87,7 @@ def test_tls_without_a_ca_and_tls_at_a_plain_port_say_what_to_write() -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl is installed")
+@needs.program("curl")
 def test_the_line_of_enrolment_says_that_no_lab_answered_and_keeps_the_token_to_itself(
     tmp_path: Path,
 ) -> None:
