@@ -4,7 +4,7 @@ import gc
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that leaves another handler of Ctrl-C: a later one would wait for nothing."""
+    result = yield
+    if (left := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pytest.fail(f"{item.nodeid} leaves {left} as the handler of SIGINT")
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)

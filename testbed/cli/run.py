@@ -30,6 +30,7 @@ from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.termination import default_signals
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import Bar, is_dumb_terminal, progress
+from fairbed.testbed.run.stopping import ended_by_signals
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.wire.console import log_lines
 from fairbed.wire.printable import printable
@@ -126,10 +127,15 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
             run_experiment,
             plan,
             closed,
-            lambda: warn("fairbed: stopping; press Ctrl-C again to stop immediately"),
             lambda line: show_line(f"waiting: {line}"),
             alerted=lambda change: show_line(f"alert: {change.line}"),
             is_attached=options.attached,
+            signals=partial(
+                ended_by_signals,
+                interrupted=lambda: warn(
+                    "fairbed: stopping; press Ctrl-C again to stop immediately"
+                ),
+            ),
         )
         anyio.run(run, backend_options={"loop_factory": loop_factory(plan.dilation)})
     if not (plan.folder / DATABASE).exists():

@@ -67,9 +67,10 @@ class StopControl:
 def ended_by_signals(stop: StopControl, interrupted: Callable[[], None]) -> Iterator[None]:
     """End the run gracefully at the first signal, immediately at the second.
 
-    Enter it in an event loop of the main thread. After it the signals do nothing: the run has
-    ended, and its process is about to, with the status of the run. Handlers of the event loop would
-    leave their default action behind, which ends a process that fails or closes with -15.
+    For a command: enter it in an event loop of the main thread. After it the signals do nothing:
+    the run has ended, and its process is about to, with the status of the run; what goes on restores
+    them (`signals_restored`). Handlers of the event loop would leave their default action behind,
+    which ends a process that fails or closes with -15.
     """
     loop, count = asyncio.get_running_loop(), 0
 

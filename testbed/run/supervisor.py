@@ -104,7 +104,7 @@ from fairbed.testbed.run.preflight import (
     preflight_findings,
     source_findings,
 )
-from fairbed.testbed.run.stopping import StopControl, ended_by_signals, watch_stdin
+from fairbed.testbed.run.stopping import StopControl, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
 from fairbed.testbed.run_accounts import (
     RunAccounts,
@@ -201,34 +201,26 @@ class RunPlan:
 async def run_experiment(
     plan: RunPlan,
     listener: Callable[[RoundProgress], None],
-    interrupted: Callable[[], None] = lambda: None,
     waiting: Callable[[str], None] = lambda line: None,
     *,
     alerted: Callable[[AlertChange], None] = lambda change: None,
     is_attached: bool = False,
     stop: StopControl | None = None,
+    signals: Callable[[StopControl], AbstractContextManager[None]] = lambda stop: nullcontext(),
 ) -> End:
     """Run an experiment, or resume the run whose checkpoint is in the folder.
 
-    The first SIGINT, SIGTERM or SIGHUP ends the run gracefully, the second one immediately. After
-    the run they do nothing, until the caller restores them (`signals_restored`). The end of
-    standard input also ends an attached run gracefully, unless `DETACH` was read first. `waiting`
-    receives a line from time to time while too few devices are ready for round 1, `alerted` each
-    alert that begins or ends.
-
-    A caller that ends the run by itself, in a thread where no signal arrives, passes `stop`; then
-    no signal is handled.
+    The end of standard input ends an attached run gracefully, unless `DETACH` was read first.
+    `waiting` receives a line from time to time while too few devices are ready for round 1,
+    `alerted` each alert that begins or ends. A caller that ends the run by itself passes `stop`; a
+    command, whose signals are its own, passes `signals` (`ended_by_signals`).
 
     Raises:
         Exception: A one-line error of a package: data, profile, broker, store, ...
     """
     is_new = is_untouched(plan.folder)
-    handled: AbstractContextManager[None] = nullcontext()
-    if stop is None:
-        stop = StopControl()
-        # Before the first file is written, so that Ctrl-C leaves no file behind.
-        handled = ended_by_signals(stop, interrupted)
-    with handled:
+    stop = stop or StopControl()
+    with signals(stop):  # before the first file is written, so that Ctrl-C leaves no file behind
         async with anyio.create_task_group() as group:
             if is_attached:
                 group.start_soon(watch_stdin, stop, name="run.stdin")
