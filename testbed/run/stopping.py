@@ -68,9 +68,9 @@ def ended_by_signals(stop: StopControl, interrupted: Callable[[], None]) -> Iter
     """End the run gracefully at the first signal, immediately at the second.
 
     For a command: enter it in an event loop of the main thread. After it the signals do nothing:
-    the run has ended, and its process is about to, with the status of the run; what goes on restores
-    them (`signals_restored`). Handlers of the event loop would leave their default action behind,
-    which ends a process that fails or closes with -15.
+    the run has ended, and its process is about to, with the status of the run; a process that goes
+    on restores them (`signals_restored`). Handlers of the event loop would leave their default
+    action behind, which ends a process that fails or closes with -15.
     """
     loop, count = asyncio.get_running_loop(), 0
 
