@@ -4,11 +4,12 @@
                                   [--flower-rounds 3] [--json]
 
 common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32. large: 1000
-clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. All
-clients are in every round. A replay is complete: selection, training, merge, store; only the last
-model is evaluated. The time of a round is the mean from the end of the first to the end of the
-last one. Processor times, of all threads and workers, are also useful on a machine with other
-load.
+clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. cnn: 4
+clients x 20 rounds of the quickstart, its CNN for 8 x 8 pixels, 100 examples each, 12 epochs,
+batch 25. All clients are in every round. A replay is complete: selection, training, merge, store;
+only the last model is evaluated. The time of a round is the mean from the end of the first to the
+end of the last one. Processor times, of all threads and workers, are also useful on a machine with
+other load.
 
 PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, with the same formulas in
 numpy, right after ours. Without it, an earlier measurement with Flower 1.41 is shown.
@@ -61,11 +62,24 @@ class Case:
     learning_rate: float
     dataset: Callable[[Path], dict[str, object]]
     """Writes its files into a folder and returns `[data]`."""
+    convolutions: tuple[tuple[int, int, int], ...] = ()
+    """Of each: positions, values below its kernel, channels; they come before the dense layers."""
 
     @property
     def model(self) -> str:
         """Name in the experiment file."""
-        return "softmax" if len(self.widths) == 2 else "mlp"
+        return "cnn" if self.convolutions else "softmax" if len(self.widths) == 2 else "mlp"
+
+    @property
+    def layers(self) -> list[tuple[int, int, int]]:
+        """Of each layer: rows per example, inputs and outputs of its matrix product."""
+        pairs = zip(self.widths, self.widths[1:], strict=False)
+        return [*self.convolutions, *((1, inputs, outputs) for inputs, outputs in pairs)]
+
+    @property
+    def n_values(self) -> int:
+        """Number of values of the model."""
+        return sum((inputs + 1) * outputs for _, inputs, outputs in self.layers)
 
     def experiment(self, data: dict[str, object]) -> Experiment:
         """Return the experiment; all devices are always available and never late."""
@@ -102,12 +116,25 @@ def _noise(folder: Path) -> dict[str, object]:
     return {"source": str(path)}
 
 
+def _small_pictures(folder: Path) -> dict[str, object]:
+    """Write 4 x 125 pictures of 8 x 8 pixels, of which 25 are held out everywhere."""
+    rng, n = np.random.default_rng(0), 4 * 125
+    x = rng.normal(size=(n, 1, 8, 8)).astype(np.float32)
+    path = folder / "pictures.npz"
+    np.savez(path, x=x, y=np.arange(n) % 10, device=np.repeat(np.arange(4), 125))
+    return {"source": str(path)}
+
+
 def _synthetic(folder: Path) -> dict[str, object]:
     return {"dataset": "synthetic", "synthetic": {"users": 1000}, "test_fraction": 0.2}
 
 
 CASES = {
     "common": Case(20, 20, 32, 10, 1, (784, 318, 10), 0.05, _noise),
+    "cnn": Case(
+        *(4, 20, 25, 48, 12, (256, 128, 10), 0.05, _small_pictures),
+        convolutions=((64, 25, 32), (16, 800, 64)),
+    ),
     "large": Case(1000, 100, 20, 10, 5, (60, 10), 0.01, _synthetic),
 }
 
@@ -120,7 +147,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", default=",".join(CASES), help=f"some of {', '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, help="instead of 20 and 100")
+    parser.add_argument("--rounds", type=int, help="instead of 20, 20 and 100")
     parser.add_argument("--threads", type=int, default=free_cores(), help="(default: all cores)")
     parser.add_argument("--flower", metavar="PYTHON", help="interpreter with flwr[simulation]")
     parser.add_argument("--flower-rounds", type=int, default=3)
@@ -134,7 +161,7 @@ def main(arguments: list[str]) -> int:
         case = CASES[name]
         with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
             found = _replay(case, Path(folder), options.threads, options.rounds or case.rounds)
-            found |= _bare_products(case, options.threads)
+            found |= bare_products(case, options.threads)
             found["over_bare"] = found["round_s"] / found["bare_s"]
             found["cpu_over_bare"] = found["round_cpu_s"] / found["bare_cpu_s"]
             if options.flower:
@@ -186,7 +213,7 @@ def processor_s() -> float:
     return time.process_time() + sum(spent.user + spent.system for spent in workers)
 
 
-def _bare_products(case: Case, threads: int) -> dict[str, float]:
+def bare_products(case: Case, threads: int) -> dict[str, float]:
     """Return the time of the matrix products of one round alone, on as many threads.
 
     The products of a client run one after the other on arrays that stay in the cache.
@@ -194,15 +221,15 @@ def _bare_products(case: Case, threads: int) -> dict[str, float]:
     rng, b = np.random.default_rng(0), case.batch
     layers = [
         (
-            rng.normal(size=(b, i)).astype(np.float32),
+            rng.normal(size=(rows * b, i)).astype(np.float32),
             rng.normal(size=(o, i)).astype(np.float32),
-            rng.normal(size=(o, b)).astype(np.float32),
+            rng.normal(size=(o, rows * b)).astype(np.float32),
         )
-        for i, o in zip(case.widths, case.widths[1:], strict=False)
+        for rows, i, o in case.layers
     ]
 
     def client(_: int) -> None:
-        outs = [(np.empty((len(w), b), np.float32), np.empty_like(w)) for _, w, _ in layers]
+        outs = [(np.empty_like(d), np.empty_like(w)) for _, w, d in layers]
         backs = [np.empty(h.T.shape, np.float32) for h, _, _ in layers]
         for _step in range(case.steps):
             for (h, w, d), (z, g), back in zip(layers, outs, backs, strict=True):

@@ -1,12 +1,15 @@
 """Round time of 20 unthrottled agents with a 1 MB model, and the time to the first round.
 
     fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--client direct]
-                             [--echo] [--flower PYTHON] [--turns 5] [--json]
+                             [--echo] [--where] [--flower PYTHON] [--turns 5] [--json]
 
 MLP 784-318-10 (253,000 values), 320 training examples per device, batch 32, one epoch, all devices
 in every round, no evaluation. A round lasts from the dispatch to the publication of the next
 model. `cpu_ms_KIND` is the processor time of all processes of a kind in one round (Linux only).
 With `--echo` a device takes one step instead of an epoch, so that mostly the exchange remains.
+
+`--where` shows the floor of a round, its bare operations, beside what the processes of a run do, by
+library. It needs `perf` (Linux), whose samples take a few percent.
 
 PYTHON is an interpreter with flwr 1.8.0. Then `--turns` runs of ours take turns with as many of
 Flower: `start_server` and a process of `start_client` for each agent, FedAvg, the same initial
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
@@ -29,7 +33,9 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from benchmarks._live_run import ALL_STEPS, live_run, save_random_examples
+from benchmarks._floor import floor_of_round
+from benchmarks._libraries import sampled, work_of
+from benchmarks._live_run import ALL_STEPS, KINDS, live_run, save_random_examples
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.host.guard import guarded
@@ -48,6 +54,9 @@ FLOWER_PROCESSES = "benchmarks._flower_processes"
 FLOWER_S = 300.0
 """Longest run of Flower."""
 
+LEAST_MS = 0.5
+"""Of a round: kinds of processes that take less are left out."""
+
 Result = dict[str, float | int | str]
 
 
@@ -60,6 +69,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--client", default=DEFAULT_CLIENT, choices=get_args(Client))
     parser.add_argument("--echo", action="store_true", help="one step of training, no epoch")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--where", action="store_true", help="the floor, and what takes the rest")
     parser.add_argument("--flower", metavar="PYTHON", help=f"interpreter with flwr {FLOWER}")
     parser.add_argument("--turns", type=int, default=5, help="of ours and of Flower's")
     options = parser.parse_args(arguments)
@@ -67,6 +77,12 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--rounds: must be at least 3, got {options.rounds}")
     if options.turns < 1:
         parser.error(f"--turns: must be at least 1, got {options.turns}")
+
+    if options.where:
+        if options.json or options.flower or options.echo:
+            parser.error("--where: must be without --json, --flower and --echo")
+        print(where_text(options.agents, options.rounds, options.broker))
+        return 0
 
     def ours() -> Result:
         return measure(
@@ -89,6 +105,27 @@ def main(arguments: list[str]) -> int:
         for key, value in result.items():
             print(f"{key:<{width}}" + (f"{value:.3f}" if isinstance(value, float) else f"{value}"))
     return 0
+
+
+def where_text(agents: int, rounds: int, broker: str) -> str:
+    """Return tables in Markdown: the floor of a warm round, and what its processes do, ms."""
+    floor = [line for line in floor_of_round(agents) if line.times]
+    lines = ["| floor | times | ms of a round |", "|---|---|---|"]
+    lines += [f"| {line.name} | {line.times} | {line.round_ms:.1f} |" for line in floor]
+    lines.append(f"| all | | {sum(line.round_ms for line in floor):.0f} |")
+    samples = Counter[tuple[str, str]]()
+    found = measure(agents, rounds, broker, client=DEFAULT_CLIENT, is_echo=False, samples=samples)
+    spent = {kind: ms for kind in KINDS if (ms := float(found[f"cpu_ms_{kind}"])) >= LEAST_MS}
+    of_kind, of_work = Counter[str](), Counter[str]()
+    for (work, kind), count in samples.items():
+        of_kind[kind] += count
+        of_work[work] += count
+    lines += ["", f"| work | {' | '.join(spent)} | all |", "|---" * (len(spent) + 2) + "|"]
+    for work, _ in of_work.most_common():
+        row = [spent[kind] * samples[work, kind] / of_kind[kind] for kind in spent]
+        lines.append(f"| {work} | {' | '.join(f'{ms:.1f}' for ms in row)} | {sum(row):.1f} |")
+    whole = " | ".join(f"{ms:.0f}" for ms in spent.values())
+    return "\n".join([*lines, f"| all | {whole} | {sum(spent.values()):.0f} |"])
 
 
 def in_turns(ours: Callable[[], Result], flower: Callable[[], Result], turns: int) -> Result:
@@ -186,8 +223,25 @@ def measure_flower(python: str, agents: int, rounds: int, steps: int) -> Result:
     }
 
 
-def measure(agents: int, rounds: int, broker: str, *, client: Client, is_echo: bool) -> Result:
-    """Return the times of one run, seconds."""
+def measure(
+    agents: int,
+    rounds: int,
+    broker: str,
+    *,
+    client: Client,
+    is_echo: bool,
+    samples: "Counter[tuple[str, str]] | None" = None,
+) -> Result:
+    """Return the times of one run, seconds.
+
+    Args:
+        agents: Number of devices, all in each round.
+        rounds: Number of rounds.
+        broker: Kind of the broker.
+        client: Of MQTT.
+        is_echo: Train one step instead of an epoch.
+        samples: Receives the samples of `perf` by (work, kind of process); None takes none.
+    """
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
         data = folder / "random.npz"
@@ -207,9 +261,16 @@ def measure(agents: int, rounds: int, broker: str, *, client: Client, is_echo: b
             next(closings)
             first_s = time.perf_counter() - started
             before = run.cpu_s()
+            perf = ExitStack()
+            if samples is not None:
+                kinds = {p.pid: kind for kind, members in run.processes().items() for p in members}
+                perf.enter_context(sampled(kinds, folder / "perf"))
             for round_id in closings:
                 if round_id == rounds - 1:  # after the last round the processes have ended
                     after = run.cpu_s()
+                    perf.close()
+            if samples is not None:
+                samples.update(work_of(folder / "perf", kinds))
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()
                 exchanges = reader.exchanges(0)

@@ -21,7 +21,7 @@ def test_it_times_rounds_beside_their_bare_products(capsys: pytest.CaptureFixtur
 
 
 def test_an_unknown_job_and_a_python_without_flower_are_said() -> None:
-    with pytest.raises(SystemExit, match=r"no job 'rare'; there are common, large"):
+    with pytest.raises(SystemExit, match=r"no job 'rare'; there are common, cnn, large"):
         replay_training.main(["--only", "rare"])
     with pytest.raises(SystemExit, match="Flower failed with exit code 1"):
         replay_training.main(["--only", "common", "--rounds", "2", "--flower", "/bin/false"])
