@@ -17,7 +17,6 @@ def entry(at: str, ratio: float, python: str = "3.11.2", revision: str = "a" * 4
     return Entry(at, revision, MACHINE, python, 0.5, {"merge": ratio, "exchange up": 0.5})
 
 
-@pytest.mark.alone
 def test_it_measures_and_appends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = tmp_path / "history.jsonl"
     assert quick.main(["--rounds", "3", "--history", str(history)]) == 0
@@ -66,7 +65,6 @@ def test_the_floor_grows_with_the_devices() -> None:
     assert many["a step of SGD"] == 2 * few["a step of SGD"]
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(shutil.which("perf") is None, reason="needs perf (linux-perf)")
 def test_where_the_time_of_a_round_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
     assert round_time.main(["--where", "--agents", "3", "--rounds", "12"]) == 0
