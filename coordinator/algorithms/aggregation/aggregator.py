@@ -235,6 +235,9 @@ class RunningMerge:
     """
 
     def __init__(self, parts: Aggregator, begun: _Begun) -> None:
+        assert isinstance(parts.rule, SeparableRule)
+        assert isinstance(parts.pseudo_gradient, LinearPseudoGradient)
+        self._rule, self._gradient = parts.rule, parts.pseudo_gradient
         self._parts, self._begun = parts, begun
         self._arrivals = _Arrivals(parts, begun)
         self._params = RunningSum(begun.n_params)
@@ -255,7 +258,7 @@ class RunningMerge:
         updates, is_usable = self._arrivals.add(stack)
         if not len(updates):
             return
-        mantissas, exponents = self._rule_factors(updates)
+        mantissas, exponents = self._rule.factors(updates)
         largest = int(exponents.max())
         if self._unit is None:
             self._unit = largest
@@ -267,7 +270,8 @@ class RunningMerge:
         c = np.ldexp(mantissas, exponents - self._unit)
         n_params = self._begun.n_params
         self._params.add_all(c * self._gradient.factors(updates), models[:, :n_params])
-        self._buffers.add_all(c, models[:, n_params:])
+        if models.shape[1] > n_params:
+            self._buffers.add_all(c, models[:, n_params:])
         if self._equal is not None:
             self._equal.add_all(np.ones(len(models)), models[:, :n_params])
 
@@ -277,7 +281,7 @@ class RunningMerge:
         if updates is None:
             return _unchanged(self._begun, is_usable)
         assert self._unit is not None
-        mantissas, exponents = self._rule_factors(updates)
+        mantissas, exponents = self._rule.factors(updates)
         c = np.ldexp(mantissas, exponents - self._unit)
         total_c = total_of(c * self._gradient.factors(updates))
         notes = notes_of(self._parts.rule, updates)
@@ -310,17 +314,6 @@ class RunningMerge:
             return self._params.divided_by(divisor)
         self._params.add(-total_c, sent)
         return server.step(sent, self._params.scaled(total_b / total_c))
-
-    def _rule_factors(self, updates: Updates) -> tuple[Floats, Ints]:
-        rule = self._parts.rule
-        assert isinstance(rule, SeparableRule)
-        return rule.factors(updates)
-
-    @property
-    def _gradient(self) -> LinearPseudoGradient:
-        gradient = self._parts.pseudo_gradient
-        assert isinstance(gradient, LinearPseudoGradient)
-        return gradient
 
 
 def _replaces(server: ServerStep) -> bool:
