@@ -19,34 +19,36 @@ DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 """Distributions with the module `onnxruntime`; Jetson boards often have the second."""
 
 
+RECORDS = (".dist-info", ".egg-info")
+"""Ends of the names of what records an installation, usually a folder."""
+
+
 def installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None.
 
-    Reads it from the name of the `.dist-info` folder: `importlib.metadata` would import `email`,
-    `zipfile` and more (3 MiB).
+    Reads it from the name of the `.dist-info` folder, or of the `.egg-info` of a Linux
+    distribution: `importlib.metadata` would import `email`, `zipfile` and more (3 MiB).
     """
-    name = distribution.replace("-", "_")
-    for record in _records(*sys.path):
-        if record.name.startswith(f"{name}-"):
-            return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
-    return None
+    start = distribution.replace("-", "_") + "-"
+    found = next((r.stem for r in _records(*sys.path) if r.name.startswith(start)), None)
+    return None if found is None else found.removeprefix(start).partition("-py")[0]
 
 
 def installed_entry_points(group: str) -> list[str]:
     """Return the names of the installed entry points of a group, sorted.
 
-    Reads the files of the `.dist-info` folders, for the reason of `installed_version`.
+    Reads the files of the folders, for the reason of `installed_version`.
     """
     return sorted(_entry_points(group, *sys.path))
 
 
 @lru_cache(maxsize=1)
 def _records(*path: str) -> tuple[Path, ...]:
-    """Return the `.dist-info` folders in the order of a path; read once, agents of a fork share it."""
+    """Return what records an installation, in the order of a path, read once per process."""
     found: list[Path] = []
     for folder in path:
         with suppress(OSError):  # a path may have folders that do not exist
-            names = sorted(n for n in os.listdir(folder or ".") if n.endswith(".dist-info"))
+            names = sorted(n for n in os.listdir(folder or ".") if n.endswith(RECORDS))
             found += [Path(folder or ".", name) for name in names]
     return tuple(found)
 
@@ -69,6 +71,11 @@ def _names(record: Path, group: str) -> Iterator[str]:
             section = line
         elif section == f"[{group}]" and "=" in line and not line.startswith("#"):
             yield line.partition("=")[0].strip()
+
+
+def agent_version() -> str:
+    """Return the version of Fairbed, or `unknown` if it is not installed."""
+    return installed_version("fairbed") or "unknown"
 
 
 def engine_version() -> str:

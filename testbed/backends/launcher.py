@@ -341,10 +341,7 @@ def run_and_exit(spec: Launch) -> NoReturn:
 
 
 def warm() -> None:
-    """Import what an agent imports at its start, or with its first task, and read what is installed.
-
-    Forks of this process have it in common.
-    """
+    """Import what an agent imports at its start or with its first task; read what is installed."""
     from fairbed.device_agent.engines.onnx import load_runtime
     from fairbed.device_agent.errors import EngineError
     from fairbed.device_agent.installed import engine_version, known_rules

@@ -10,7 +10,7 @@ import numpy as np
 
 from fairbed import profiles
 from fairbed.coordinator.store.tables import DRAWN_LINK, TruthRow
-from fairbed.coordinator.task.recipes import MODELS
+from fairbed.coordinator.task.recipes import MODELS, model_path
 from fairbed.device_agent.availability import DAY_S, parse_hours, parse_time
 from fairbed.profiles import DeviceTracks, Link, Profile, Quantity, Varying, device_tracks
 from fairbed.profiles.errors import TraceError
@@ -38,7 +38,7 @@ from fairbed.testbed.experiment.cells import make_cells
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
 from fairbed.testbed.experiment.noise import NoiseConfig, device_levels
-from fairbed.wire.models import package_of, path_of
+from fairbed.wire.models import package_of
 from fairbed.wire.plugins import is_path
 
 
@@ -264,7 +264,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     read_trace = TraceReader(environ)
     rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
     local_rules = (rule,) if is_path(rule) else ()
-    model = path_of(experiment.model.name)
+    model = model_path(experiment.model.name)
     models = (package_of(model),) if is_path(model) else ()
     if speed == "auto":
         raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")

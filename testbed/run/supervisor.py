@@ -14,7 +14,6 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -42,6 +41,7 @@ from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE, StartLock
 from fairbed.coordinator.store.store import check_not_done
+from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
@@ -985,7 +985,7 @@ def _open_store(
                     experiment_toml=plan.experiment.resolved_toml(),
                     seed=plan.experiment.seed,
                     config_hash=plan.experiment.hash(),
-                    version=version("fairbed"),
+                    version=agent_version(),
                     provenance=found,
                     dilation=plan.dilation,
                     task=data.dataset.kind,

@@ -98,7 +98,9 @@ def test_what_is_installed_is_read_once_for_all_agents_of_a_fork_server(
     (tmp_path / "broken-1.dist-info").mkdir()
     (tmp_path / "broken-1.dist-info" / "entry_points.txt").write_bytes(b"\xff")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "no-such-folder"), str(tmp_path)])
+    (tmp_path / "of_debian-1.24.2-py3.11.egg-info").write_text("Metadata-Version: 2.1")
     assert installed_version("rules-of-mine") == "1.5"
+    assert installed_version("of_debian") == "1.24.2"
     assert known_rules(()) == ("Mine", "propfair")
     with mock.patch("os.listdir") as listed, mock.patch("pathlib.Path.read_text") as read:
         assert known_rules(["x:Y"]) == ("Mine", "propfair", "x:Y")
