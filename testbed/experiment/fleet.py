@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -14,7 +15,6 @@ from fairbed.coordinator.task.recipes import MODELS, model_path
 from fairbed.device_agent.availability import DAY_S, parse_hours, parse_time
 from fairbed.profiles import DeviceTracks, Link, Profile, Quantity, Varying, device_tracks
 from fairbed.profiles.errors import TraceError
-from fairbed.profiles.exchange_log import ExchangeLog, read_exchange_log
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.traces.files import read_file
@@ -58,6 +58,9 @@ def hours_series(hours: Sequence[str], start_time: str) -> Series:
     day = Series(tuple(float(edge) for edge in edges), tuple(values), float(DAY_S))
     return day.starting_at(parse_time(start_time))
 
+
+if TYPE_CHECKING:
+    from fairbed.profiles.exchange_log import ExchangeLog
 
 MAX_EMULATED = 10_000
 """Maximum number of devices that are planned one by one; a replay stores more as columns."""
@@ -209,7 +212,7 @@ def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:
         exchange_log_of(group)
 
 
-def exchange_log_of(group: FleetConfig) -> ExchangeLog | None:
+def exchange_log_of(group: FleetConfig) -> "ExchangeLog | None":
     """Return the log from which a replay draws the durations of a group; None without one.
 
     Raises:
@@ -217,6 +220,8 @@ def exchange_log_of(group: FleetConfig) -> ExchangeLog | None:
     """
     if group.exchange_times is None:
         return None
+    from fairbed.profiles.exchange_log import read_exchange_log
+
     return read_exchange_log(read_file(Path(group.exchange_times)), group.exchange_times)
 
 
