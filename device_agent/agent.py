@@ -23,9 +23,9 @@ from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.example_count import count_examples
 from fairbed.device_agent.host import Host, Sensors
 from fairbed.device_agent.installed import (
+    agent_version,
     engine_version,
     installed_engines,
-    installed_version,
     known_rules,
 )
 from fairbed.device_agent.joining import Joining, Preparation
@@ -80,8 +80,6 @@ _log = logging.getLogger(__name__)
 
 TransportFactory: TypeAlias = Callable[[Will], Transport]
 
-DISTRIBUTION = "fairbed"
-
 SKILLS = ("loss", "personal", "privacy", "test")
 """Requests served beside the training of a global model."""
 
@@ -134,11 +132,6 @@ def capabilities(
         engines=installed_engines(),
         models=tuple(sorted(allowed_models)),
     )
-
-
-def agent_version() -> str:
-    """Return the version of this package, or `unknown` if it is not installed."""
-    return installed_version(DISTRIBUTION) or "unknown"
 
 
 OFF_STATUS_TIMEOUT_S = 1.0

@@ -35,12 +35,12 @@ from fairbed.device_agent.enrolment import (
     default_places,
     enrolled,
     has_systemd,
-    own_version,
     parsed_date,
     run_command,
     utc_day,
 )
 from fairbed.device_agent.errors import AgentError, DataError, EngineError, LabProblem
+from fairbed.device_agent.installed import agent_version
 from fairbed.device_agent.power import WHOLE_RAILS, energy_meter
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
 from fairbed.device_agent.systemd import UNIT
@@ -543,7 +543,7 @@ def lab_findings(identity: Enrolled, now_s: float) -> Iterator[Finding]:
         yield Finding("identity", "problem", str(exc))
         return
     yield standing_finding(identity.name, standing)
-    yield version_finding(own_version(), standing)
+    yield version_finding(agent_version(), standing)
 
 
 def _lab_clock(lab: Lab) -> float | None:

@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from fairbed.device_agent.config import AgentConfig, load_config
 from fairbed.device_agent.errors import ConfigError, LabProblem
-from fairbed.device_agent.installed import installed_version
+from fairbed.device_agent.installed import agent_version
 from fairbed.device_agent.systemd import UNIT, quoted, unit_text
 from fairbed.wire.enrolment import (
     DEFAULT_PORT,
@@ -357,7 +357,7 @@ def ask_standing(identity: Enrolled, timeout_s: float = TIMEOUT_S) -> RenewReply
     Raises:
         LabProblem: The lab does not answer, or does not know the identity.
     """
-    body = RenewRequest(name=identity.name, password=identity.password, agent=own_version())
+    body = RenewRequest(name=identity.name, password=identity.password, agent=agent_version())
     return request(identity.lab, "/renew", body, RenewReply, timeout_s)[0]
 
 
@@ -383,11 +383,6 @@ def _broker_url(host: str, port: str, user: str, password: str, cafile: str) -> 
     shown = f"[{host}]" if ":" in host else host
     credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
     return f"mqtts://{credentials}@{shown}{port}?cafile={quote(cafile)}"
-
-
-def own_version() -> str:
-    """Return the version of this package."""
-    return installed_version("fairbed") or "unknown"
 
 
 # Join ---------------------------------------------------------------------------------------------
@@ -547,7 +542,7 @@ def _enrol(places: Places, lab: Lab, token: str, name: str | None, write: Write)
         token=token,
         name=name,
         host_name=valid_name(socket.gethostname()),
-        agent=own_version(),
+        agent=agent_version(),
         machine=os.uname().machine,
         python=".".join(map(str, sys.version_info[:3])),
     )

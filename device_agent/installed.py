@@ -1,9 +1,11 @@
 """What this device has installed, found without importing it: an agent waits without it."""
 
-import configparser
 import importlib.util
+import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,36 +19,63 @@ DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 """Distributions with the module `onnxruntime`; Jetson boards often have the second."""
 
 
+RECORDS = (".dist-info", ".egg-info")
+"""Ends of the names of what records an installation, usually a folder."""
+
+
 def installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None.
 
-    Reads it from the name of the `.dist-info` folder: `importlib.metadata` would import `email`,
-    `zipfile` and more (3 MiB).
+    Reads it from the name of the `.dist-info` folder, or of the `.egg-info` of a Linux
+    distribution: `importlib.metadata` would import `email`, `zipfile` and more (3 MiB).
     """
-    name = distribution.replace("-", "_")
-    for folder in sys.path:
-        for record in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
-            return record.name.removesuffix(".dist-info").removeprefix(f"{name}-")
-    return None
+    start = distribution.replace("-", "_") + "-"
+    found = next((r.stem for r in _records(*sys.path) if r.name.startswith(start)), None)
+    return None if found is None else found.removeprefix(start).partition("-py")[0]
 
 
 def installed_entry_points(group: str) -> list[str]:
     """Return the names of the installed entry points of a group, sorted.
 
-    Reads the files of the `.dist-info` folders, for the reason of `installed_version`.
+    Reads the files of the folders, for the reason of `installed_version`.
     """
-    names = set[str]()
-    for folder in sys.path:
-        for file in Path(folder or ".").glob("*.dist-info/entry_points.txt"):
-            found = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-            found.optionxform = str  # type: ignore[assignment, method-assign]  # names keep their case
-            try:
-                found.read(file, encoding="utf-8")
-            except (configparser.Error, UnicodeDecodeError):
-                continue
-            if found.has_section(group):
-                names.update(found.options(group))
-    return sorted(names)
+    return sorted(_entry_points(group, *sys.path))
+
+
+@lru_cache(maxsize=1)
+def _records(*path: str) -> tuple[Path, ...]:
+    """Return what records an installation, in the order of a path, read once per process."""
+    found: list[Path] = []
+    for folder in path:
+        with suppress(OSError):  # a path may have folders that do not exist
+            names = sorted(n for n in os.listdir(folder or ".") if n.endswith(RECORDS))
+            found += [Path(folder or ".", name) for name in names]
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _entry_points(group: str, *path: str) -> frozenset[str]:
+    """Return the names in a group of all distributions; read once, as `_records`."""
+    return frozenset(name for record in _records(*path) for name in _names(record, group))
+
+
+def _names(record: Path, group: str) -> Iterator[str]:
+    """Yield the names in one group of a distribution."""
+    try:
+        text = (record / "entry_points.txt").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return
+    section = ""
+    for line in map(str.strip, text.splitlines() if group in text else ()):
+        if line.startswith("["):
+            section = line
+        elif section == f"[{group}]" and "=" in line and not line.startswith("#"):
+            yield line.partition("=")[0].strip()
+
+
+def agent_version() -> str:
+    """Return the version of Fairbed, or `unknown` if it is not installed."""
+    return installed_version("fairbed") or "unknown"
 
 
 def engine_version() -> str:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from fairbed.testbed.api.compare import ComparedRuns as ComparedRuns
     from fairbed.testbed.api.compare import compare as compare
     from fairbed.testbed.api.register import register as register
+    from fairbed.testbed.api.replay import replay as replay
     from fairbed.testbed.api.run import Run as Run
     from fairbed.testbed.api.run import runs as runs
     from fairbed.testbed.api.shape import ShapedCommand as ShapedCommand
     from fairbed.testbed.api.shape import shape as shape
-    from fairbed.testbed.api.start import replay as replay
     from fairbed.testbed.api.start import run as run
     from fairbed.testbed.errors import RunError as RunError
     from fairbed.testbed.errors import UsageError as UsageError
@@ -46,7 +46,7 @@ _MODULES = {
     "UsageError": "errors",
     "compare": "api.compare",
     "register": "api.register",
-    "replay": "api.start",
+    "replay": "api.replay",
     "run": "api.start",
     "runs": "api.run",
     "shape": "api.shape",

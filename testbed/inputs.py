@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +37,7 @@ from fairbed.coordinator.policy.plugins import (
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.coordinator.task.recipes import MODELS
+from fairbed.device_agent.installed import agent_version
 from fairbed.profiles.reads import noted
 from fairbed.testbed.experiment.data import GROUP as DATA_GROUP
 from fairbed.testbed.experiment.data import NAMES
@@ -122,7 +122,7 @@ def own_sources(experiment: Experiment) -> Sources:
 @cache
 def product() -> str:
     """Return the version of Fairbed, in a checkout with the hash of its source."""
-    number = version(FAIRBED)
+    number = agent_version()
     package = Path(next(iter(fairbed.__path__)))
     root = package.resolve().parent
     if not os.path.exists(root / ".git"):

@@ -7,12 +7,12 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
 from fairbed.coordinator.store import Provenance
+from fairbed.device_agent.installed import installed_version
 from fairbed.testbed.experiment.datasets.dataset import arrays_sha256
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.host.speed import cpu_model
@@ -104,12 +104,8 @@ def revision(folder: Path) -> str | None:
 def packages() -> dict[str, str]:
     """Return the versions of Python and of the installed `PACKAGES`, without importing them."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = str(version(name))
-        except (PackageNotFoundError, KeyError, OSError):  # not installed, or damaged metadata
-            continue
-    return found
+    versions = {name: installed_version(name) for name in PACKAGES}
+    return found | {name: number for name, number in versions.items() if number is not None}
 
 
 def data_sha256(data: FleetData) -> str:

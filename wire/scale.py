@@ -30,6 +30,9 @@ UNIT_TOLERANCE = 0.35
 LARGE = 20.0
 """Largest value above which x counts as not scaled: normalised data rarely have such a value."""
 
+BLOCK = 1 << 16
+"""Values that are counted at a time: half a MiB as float64."""
+
 UNITS = {255.0: "255", 100.0: "100", 16.0: "16", 1000.0: "1000"}
 """Usual factors between units: pixels, percent, digits of scikit-learn, milli."""
 
@@ -76,21 +79,33 @@ def scale_of(x: "NDArray[Any]") -> Scale | None:
     """Return the scale of examples, shape (n, ...); None for tokens, and for NaN or infinity.
 
     uint8 counts as pixels, which are divided by 255 before training.
+
+    Source:
+        Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+        variances", COMPSTAT 1982.
     """
     import numpy as np  # an agent that waits for its first task has no memory for it
 
     if x.size == 0 or (x.dtype.kind != "f" and x.dtype != np.uint8):
         return None
     factor = 255.0 if x.dtype == np.uint8 else 1.0
-    low, high = float(x.min()) / factor, float(x.max()) / factor
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return None
-    mean = min(max(float(x.mean(dtype=np.float64)) / factor, low), high)
-    flat, total = x.reshape(-1), 0.0
-    for start in range(0, flat.size, 1 << 20):  # no copy of all examples in float64
-        part = flat[start : start + (1 << 20)].astype(np.float64) / factor - mean
-        total += float(np.vdot(part, part))
-    spread = min(float(np.sqrt(total / flat.size)), (high - low) / 2)
+    low, high, mean, total = math.inf, -math.inf, 0.0, 0.0
+    flat = x.reshape(-1)
+    for start in range(0, flat.size, BLOCK):  # once through the memory, each block in the cache
+        block = flat[start : start + BLOCK]
+        lowest, highest = float(block.min()), float(block.max())
+        if not (math.isfinite(lowest) and math.isfinite(highest)):
+            return None
+        low, high = min(low, lowest), max(high, highest)
+        part = block.astype(np.float64)
+        of_part = float(part.mean())
+        part -= of_part
+        apart, share = of_part - mean, part.size / (start + part.size)
+        total += float(np.vdot(part, part)) + apart * apart * start * share
+        mean += apart * share
+    low, high = low / factor, high / factor
+    mean = min(max(mean / factor, low), high)
+    spread = min(math.sqrt(total / flat.size) / factor, (high - low) / 2)
     return Scale(low=low, high=high, mean=mean, spread=spread)
 
 

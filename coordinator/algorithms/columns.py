@@ -5,7 +5,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.arrays import Ints, distinct
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -55,7 +55,7 @@ class RowIndex:
         self._place = grown(self._place, int(rows.max()) + 1)
         unknown = rows[self._place[rows] == 0]
         if unknown.size:
-            self._give_places(np.unique(unknown))
+            self._give_places(distinct(unknown))
         return self._place[rows] - 1
 
     def _give_places(self, new: Ints) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, distinct
 from fairbed.coordinator.algorithms.fairness import tenth
 from fairbed.coordinator.algorithms.random_streams import uniforms
 
@@ -181,7 +181,7 @@ def _identical_devices(sizes: Ints, accuracy: float, most: int) -> Floats:
     rows = np.arange(draws * sizes.size, dtype=np.int64)
     u = uniforms(0, 0, rows, STREAM).reshape(draws, sizes.size)
     correct = np.empty(u.shape)
-    for size in np.unique(sizes).tolist():
+    for size in distinct(sizes).tolist():
         same = sizes == size
         correct[:, same] = np.searchsorted(_binomial_cdf(size, accuracy)[:-1], u[:, same])
     return _tenths(correct / sizes, sizes)

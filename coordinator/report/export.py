@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeAlias
 
+from fairbed.coordinator.report.errors import ExportError, FolderExistsError, TableError
 from fairbed.coordinator.report.tables import (
     TABLES,
     ColumnMeaning,
-    TableError,
     arrow_schema,
     dictionary,
     needed,
@@ -41,14 +41,6 @@ SPARSE = 10
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Receives the number of rows that are written, and of all rows."""
-
-
-class ExportError(Exception):
-    """The files cannot be written; one line states what to do."""
-
-
-class FolderExistsError(ExportError):
-    """The folder of the export has files already."""
 
 
 @dataclass(frozen=True, slots=True)

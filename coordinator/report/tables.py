@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.coordinator.report.errors import TableError
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.store.schema import RECORDS, ColumnSpec, table_of
 from fairbed.coordinator.store.tables import CheckpointRow, Record
@@ -53,10 +54,6 @@ _ARRAYS: dict[type, type] = {
     str: object,
     bytes: object,
 }
-
-
-class TableError(ValueError):
-    """There is no such table or column, or it cannot be read in this way; one line."""
 
 
 class ColumnMeaning(NamedTuple):

@@ -18,6 +18,7 @@ from fairbed.coordinator.task.recipes import (
     SHIPPED,
     default_recipe,
     find_shipped,
+    model_path,
     task_name,
 )
 from fairbed.wire.artifact import (
@@ -29,7 +30,7 @@ from fairbed.wire.artifact import (
     decode_artifact,
 )
 from fairbed.wire.messages import MAX_TEXT
-from fairbed.wire.models import GROUP, call_factory, factory_at, freeze_statistics, path_of
+from fairbed.wire.models import GROUP, call_factory, factory_at, freeze_statistics
 from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def load_task(
         Unsupported: The engine cannot train the model.
         WrongArtifact: The export does not compute what torch computes.
     """
-    model = path_of(model)
+    model = model_path(model)
     if engine == "torch" and not is_path(model):
         raise UnknownTask(
             f'model.engine: "torch" must have a model package.module:Name, got {model}; choose '
@@ -203,7 +204,7 @@ def build_task(
         raise UnknownTask(
             f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
         ) from exc
-    model = path_of(model)
+    model = model_path(model)
     check_shipped(model, kind, x_classes, y_shape)
     if 0 in (*x_shape, *y_shape):
         raise UnknownTask(

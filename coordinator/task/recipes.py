@@ -4,11 +4,17 @@ import math
 from dataclasses import dataclass
 
 from fairbed.wire.artifact import TaskKind
+from fairbed.wire.models import path_of
 
 FLAT_MODELS = ("softmax", "mlp")
 """Models that flatten an example to one row of features."""
 
 MODELS = (*FLAT_MODELS, "cnn")
+
+
+def model_path(name: str) -> str:
+    """Return the path of an installed or registered model; the name of a shipped one as it is."""
+    return name if name in MODELS else path_of(name)
 
 
 @dataclass(frozen=True, slots=True)

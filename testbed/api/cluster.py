@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fairbed.testbed.api.register import registered_parts
-from fairbed.testbed.cluster.device_hosts import DeviceHosts, open_hosts
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment
 
 if TYPE_CHECKING:
     from fairbed.testbed.cluster.connection import Cluster
+    from fairbed.testbed.cluster.device_hosts import DeviceHosts
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def joined(
 @contextmanager
 def device_hosts(
     address: str | None, note: Callable[[str], object]
-) -> Iterator[DeviceHosts | None]:
+) -> Iterator["DeviceHosts | None"]:
     """Join a cluster that emulates devices while the context lasts; None without an address.
 
     Args:
@@ -64,6 +64,8 @@ def device_hosts(
     if address is None:
         yield None
         return
+    from fairbed.testbed.cluster.device_hosts import open_hosts
+
     with open_hosts(address) as hosts:
         for line in hosts.warnings:
             note(line)

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from fairbed.coordinator.policy.decisions import FleetSizeError
-from fairbed.coordinator.report.export import ExportError, FolderExistsError
-from fairbed.coordinator.report.figures import NoFigureError
-from fairbed.coordinator.report.tables import TableError
+from fairbed.coordinator.report.errors import (
+    ExportError,
+    FolderExistsError,
+    NoFigureError,
+    TableError,
+)
 from fairbed.coordinator.rounds.loop import FleetMissingError, NothingAggregatedError
 from fairbed.coordinator.server.lease import AnotherCoordinatorError, NoEchoError
 from fairbed.coordinator.store import RunNotFoundError, StoreError

@@ -11,20 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.report.summary import changes_of
-from fairbed.coordinator.report.summary_table import change_line
-from fairbed.coordinator.store import RunInfo, RunReader, StoreError
+from fairbed.coordinator.store import RunInfo, RunReader
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.api import RUNS
-from fairbed.testbed.cluster.device_hosts import DeviceHosts
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.file import (
     EMBEDDED,
@@ -40,7 +37,6 @@ from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.experiment.notify import NotifyError, NotifySettings, notify_settings
 from fairbed.testbed.experiment.resolved import origins_of, set_by
 from fairbed.testbed.host.speed import host_speed
-from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import foreign_files
@@ -49,6 +45,9 @@ from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
 from fairbed.wire.transport.address import is_loopback, parse_url
 
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.device_hosts import DeviceHosts
+
 SCRIPT = "script"
 """Origin of keys that a program sets."""
 
@@ -56,23 +55,6 @@ GivenExperiment: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Exper
 """An experiment file, the folder of a run to resume, the content of a file, or an experiment."""
 
 Command: TypeAlias = Literal["run", "replay"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayPlan:
-    """A replay that is set up, and the folder of its run."""
-
-    setup: ReplaySetup
-    folder: Path
-    run_id: str
-    origin: Path
-    """Folder of the experiment file."""
-    origins: Mapping[str, str]
-    """What set each key of the experiment that is not a default."""
-    notify: NotifySettings | None
-    """How a person gets messages about the run; None: not at all."""
-    warnings: tuple[str, ...]
-    """What a person should know before the first round."""
 
 
 def plan_run(
@@ -85,7 +67,7 @@ def plan_run(
     listen: str = "127.0.0.1",
     is_plain: bool = False,
     places_fleet: bool = True,
-    hosts: DeviceHosts | None = None,
+    hosts: "DeviceHosts | None" = None,
 ) -> RunPlan:
     """Return the plan of a live run, or of one to resume.
 
@@ -106,15 +88,15 @@ def plan_run(
         RunError: The speed of this machine cannot be measured.
         StoreError: The run cannot be read.
     """
-    named = _named(given, settings, seed, out, "run")
+    named = named_experiment(given, settings, seed, out, "run")
     experiment = _with_host_speed(named.experiment)
     run_id = named.folder.name if named.folder else new_id(experiment.name)
     folder = named.folder or out or RUNS / run_id
     if holds_run(folder):
-        run_id = _check_resumable(folder, experiment, "run", is_named=named.folder is not None)
+        run_id = check_resumable(folder, experiment, "run", is_named=named.folder is not None)
     elif out is not None:
         run_id = folder.resolve().name
-        _check_new(folder)
+        check_new(folder)
     host, port = _listen(listen)
     if hosts is not None:
         host = _check_hosts(experiment, hosts, is_plain=is_plain)
@@ -141,57 +123,9 @@ def plan_run(
         dilation=_dilation(experiment, folder, hosts) if has_fleet and places_fleet else 1.0,
         origin=named.origin,
         origins=named.origins,
-        notify=_notify_of(experiment),
+        notify=notify_of(experiment),
         hosts=hosts,
     )
-
-
-def plan_replay(
-    given: GivenExperiment,
-    *,
-    settings: Settings = (),
-    seed: int | None = None,
-    out: Path | None = None,
-) -> ReplayPlan:
-    """Return the plan of a replay, or of one to resume; the arguments are those of `plan_run`.
-
-    Raises:
-        UsageError: The experiment, or the folder, cannot be used.
-        StoreError: The run cannot be read.
-        Exception: As `setup_of`.
-    """
-    named = _named(given, settings, seed, out, "replay")
-    folder = named.folder or out or RUNS / new_id(named.experiment.name)
-    is_new = not holds_run(folder)
-    if is_new and out is not None:
-        _check_new(folder)
-    selector_of(named.experiment)
-    setup = setup_of(named.experiment)
-    if not is_new:
-        _check_resumable(folder, setup.experiment, "replay", is_named=named.folder is not None)
-    changes = [f"not in this replay: {change}" for change in changed_live(named.origin)]
-    return ReplayPlan(
-        setup=setup,
-        folder=folder,
-        run_id=folder.resolve().name,
-        origin=named.origin,
-        origins=named.origins,
-        notify=_notify_of(named.experiment),
-        warnings=(*changes, *(f.text for f in setup.findings() if f.level != "info")),
-    )
-
-
-def changed_live(folder: Path) -> list[str]:
-    """Return what operators changed in the run of a folder, which its experiment file lacks.
-
-    Empty if the folder has no run that can be read.
-    """
-    try:
-        with RunReader(folder) as reader:
-            changes = changes_of(reader.commands())
-    except StoreError:
-        return []
-    return [change_line(change) for change in changes]
 
 
 def selector_of(experiment: Experiment) -> Selector:
@@ -221,7 +155,7 @@ def holds_run(folder: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class NamedExperiment:
     """An experiment, and where it comes from."""
 
     experiment: Experiment
@@ -233,13 +167,13 @@ class _Named:
     """The run to resume."""
 
 
-def _named(
+def named_experiment(
     given: GivenExperiment,
     settings: Settings,
     seed: int | None,
     out: Path | None,
     command: Command,
-) -> _Named:
+) -> NamedExperiment:
     """Return the experiment, and the folder of the run if `given` is one.
 
     Raises:
@@ -249,10 +183,12 @@ def _named(
         if isinstance(given, Experiment):
             changed = change_experiment(given, settings, seed)
             origins = origins_of(changed, set_by({}, "", settings, seed), other=SCRIPT)
-            return _Named(changed, Path(), origins)
+            return NamedExperiment(changed, Path(), origins)
         if isinstance(given, Mapping):
             made = make_experiment(given, "experiment", settings, seed)
-            return _Named(made, Path(), origins_of(made, set_by(given, SCRIPT, settings, seed)))
+            return NamedExperiment(
+                made, Path(), origins_of(made, set_by(given, SCRIPT, settings, seed))
+            )
         path = Path(given)
         folder = path if os.path.isdir(path) else None
         if folder is not None:
@@ -268,7 +204,7 @@ def _named(
         document = read_document(path)
         experiment = make_experiment(document, str(path), settings, seed)
         origins = origins_of(experiment, set_by(document, path.name, settings, seed))
-        return _Named(experiment, Path(given).parent, origins, folder)
+        return NamedExperiment(experiment, Path(given).parent, origins, folder)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
 
@@ -325,7 +261,7 @@ def _check_unfinished(folder: Path, command: Command, *, is_named: bool) -> RunI
     return info
 
 
-def _check_resumable(
+def check_resumable(
     folder: Path, experiment: Experiment, command: Command, *, is_named: bool
 ) -> str:
     """Check that a run can be resumed; return its id.
@@ -353,7 +289,7 @@ def _check_resumable(
     return info.run_id
 
 
-def _check_new(folder: Path) -> None:
+def check_new(folder: Path) -> None:
     """Check that a folder has only files of runs, because `fairbed rm` deletes all its files.
 
     Raises:
@@ -401,7 +337,7 @@ def _check_policy(experiment: Experiment) -> None:
         )
 
 
-def _notify_of(experiment: Experiment) -> NotifySettings | None:
+def notify_of(experiment: Experiment) -> NotifySettings | None:
     """Return how a person gets messages about a run; None: not at all.
 
     Raises:
@@ -429,7 +365,7 @@ def _with_host_speed(experiment: Experiment) -> Experiment:
     return msgspec.structs.replace(experiment, emulation=emulation)
 
 
-def _check_hosts(experiment: Experiment, hosts: DeviceHosts, *, is_plain: bool) -> str:
+def _check_hosts(experiment: Experiment, hosts: "DeviceHosts", *, is_plain: bool) -> str:
     """Check that hosts can emulate a fleet; return the address for the embedded broker.
 
     Raises:
@@ -456,7 +392,7 @@ def _check_hosts(experiment: Experiment, hosts: DeviceHosts, *, is_plain: bool) 
     return hosts.address
 
 
-def _dilation(experiment: Experiment, folder: Path, hosts: DeviceHosts | None) -> float:
+def _dilation(experiment: Experiment, folder: Path, hosts: "DeviceHosts | None") -> float:
     """Return the time dilation of the fleet; a resumed run keeps its own.
 
     Raises:

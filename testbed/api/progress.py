@@ -12,6 +12,12 @@ Progress: TypeAlias = "Callable[[int, int], object] | bool | None"
 is nothing; a function is called with the finished and the planned rounds, or runs of a grid."""
 
 
+def count_rounds(bar: Bar, rounds: int) -> None:
+    """Count the rounds that were not empty; those before a resumed run have no rate."""
+    bar.skip(max(rounds - 1 - bar.done, 0))
+    bar.update(rounds)
+
+
 @contextmanager
 def shown(
     wanted: Progress, total: int | None, unit: str, label: str, *, is_ticking: bool = False

@@ -6,28 +6,27 @@
 
 A container emulates nothing more than a namespace and starts slower, so `auto` never chooses it.
 Each backend is tried on this machine. A named backend that does not work is an error; it is never
-replaced silently.
+replaced silently. The modules of namespaces and containers are imported when one is tried.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import anyio.to_thread
 
 from fairbed.testbed.backends.base import Backend, DeviceSpec, cells_of, without
-from fairbed.testbed.backends.cgroups.fleet import check_share, try_groups
-from fairbed.testbed.backends.containers.engine import ContainerEngine, find_engine
 from fairbed.testbed.backends.helper import OnEnd
-from fairbed.testbed.backends.namespace import NamespaceBackend
-from fairbed.testbed.backends.network.network import Network, open_network
-from fairbed.testbed.backends.network.probe import probe
 from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature, Shape
 from fairbed.testbed.errors import BackendError, BackendUnavailable
 from fairbed.testbed.host.loopback import loopback_problem
+
+if TYPE_CHECKING:
+    from fairbed.testbed.backends.containers.engine import ContainerEngine
+    from fairbed.testbed.backends.network.network import Network
 
 BackendName: TypeAlias = Literal["namespace", "container", "process"]
 BackendKind: TypeAlias = Literal["auto", "namespace", "container", "process"]
@@ -49,8 +48,8 @@ class BackendChoice:
     folder: Path
     seed: int = 0
     """Seed of the jitter and loss of links."""
-    network: Network | None = None
-    engine: ContainerEngine | None = None
+    network: "Network | None" = None
+    engine: "ContainerEngine | None" = None
     """Runs a container for each device; None without containers."""
     lacks: Mapping[LinkFeature, str] = field(default_factory=dict)
     """Features of links that the backend does not emulate here, each with what to do about it, or
@@ -82,6 +81,8 @@ class BackendChoice:
             BackendError: A device name or the broker's URL is invalid.
         """
         if self.network is not None:
+            from fairbed.testbed.backends.namespace import NamespaceBackend
+
             return NamespaceBackend(
                 self.network,
                 broker_url,
@@ -135,6 +136,9 @@ async def open_backend(
     if name == "process":
         yield BackendChoice(name, rejected, fleet, folder, seed, lacks=lacks)
         return
+    from fairbed.testbed.backends.containers.engine import find_engine
+    from fairbed.testbed.backends.network.network import open_network
+
     try:
         logs = folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -165,7 +169,11 @@ async def _lacking(
         spec.congestion == "bbr" or (spec.shape or Shape()).codel_target_s is not None
         for spec in fleet
     )
-    return (await probe()).lacks if needs_probe else {}
+    if not needs_probe:
+        return {}
+    from fairbed.testbed.backends.network.probe import probe
+
+    return (await probe()).lacks
 
 
 async def choose(
@@ -192,6 +200,9 @@ async def problem_with(name: BackendName, fleet: Sequence[DeviceSpec] = ()) -> s
     """
     if name == "process":
         return loopback_problem()
+    from fairbed.testbed.backends.cgroups.fleet import check_share, try_groups
+    from fairbed.testbed.backends.network.probe import probe
+
     try:
         if problem := time_share_problem(fleet):
             return problem

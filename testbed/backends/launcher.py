@@ -341,15 +341,18 @@ def run_and_exit(spec: Launch) -> NoReturn:
 
 
 def warm() -> None:
-    """Import what an agent imports at its start, or with its first task."""
+    """Import what an agent imports at its start or with its first task; read what is installed."""
     from fairbed.device_agent.engines.onnx import load_runtime
     from fairbed.device_agent.errors import EngineError
+    from fairbed.device_agent.installed import engine_version, known_rules
     from fairbed.device_agent.memory import defer_urllib
 
     defer_urllib()
     for module in _WARM:
         importlib.import_module(module)
+    known_rules(())
     with suppress(EngineError):  # each agent reports it
+        engine_version()
         load_runtime()
 
 

@@ -1,10 +1,13 @@
 """The commands of `fairbed`; a module is imported when one of its commands is called."""
 
 import argparse
+import gc
 import importlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
@@ -122,6 +125,20 @@ def from_clone(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage while modules are imported: there is none, and all objects are looked at.
+
+    Nor later in what was imported, which stays (`gc.freeze`).
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def dispatch(options: argparse.Namespace) -> int:
     """Run the command; return the exit code.
 
@@ -131,7 +148,9 @@ def dispatch(options: argparse.Namespace) -> int:
     """
     name = f"fairbed.testbed.cli.{_MODULES[options.command]}"
     try:
-        return cast(CommandModule, importlib.import_module(name)).main(options)
+        with uncollected():
+            module = importlib.import_module(name)
+        return cast(CommandModule, module).main(options)
     except ModuleNotFoundError as exc:
         if (advice := what_to_install(exc)) is None:
             raise

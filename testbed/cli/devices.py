@@ -19,11 +19,11 @@ from msgspec import Struct
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError
 from fairbed.coordinator.store.runs import LATEST
+from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.cli import DONE
 from fairbed.testbed.cli.runs import live_endpoint
 from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
 from fairbed.testbed.lab.audit import Audit
-from fairbed.testbed.lab.enrolment import own_version
 from fairbed.testbed.lab.folder import (
     SETTINGS_FILE,
     Lab,
@@ -403,7 +403,7 @@ def device_line(
         enrolled=_instant(identity.created_s),
         expires=None if identity.expires_s is None else _instant(identity.expires_s),
         emulated_by=identity.run,
-        problem=version_problem(identity.name, agent, own_version()),
+        problem=version_problem(identity.name, agent, agent_version()),
     )
 
 

@@ -11,8 +11,7 @@ from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import one_line_errors
-from fairbed.testbed.api.planning import plan_replay
-from fairbed.testbed.api.start import run_replay
+from fairbed.testbed.api.replay import plan_replay, run_replay
 from fairbed.testbed.cli import DONE, count_option, output_width
 from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import progress

@@ -15,8 +15,6 @@ from typing import TextIO
 import anyio
 import msgspec
 
-from fairbed.coordinator.report.summary import summarise_run
-from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
@@ -69,6 +67,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _close(plan: RunPlan, *, as_json: bool) -> int:
     """Print the summary of an ended run; return the exit code."""
+    from fairbed.coordinator.report.summary import summarise_run
+    from fairbed.coordinator.report.summary_table import summary_table
+
     with RunReader(plan.folder) as reader:
         summary = summarise_run(reader)
     if as_json:

@@ -4,17 +4,17 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from fairbed import profiles
 from fairbed.coordinator.store.tables import DRAWN_LINK, TruthRow
-from fairbed.coordinator.task.recipes import MODELS
+from fairbed.coordinator.task.recipes import MODELS, model_path
 from fairbed.device_agent.availability import DAY_S, parse_hours, parse_time
 from fairbed.profiles import DeviceTracks, Link, Profile, Quantity, Varying, device_tracks
 from fairbed.profiles.errors import TraceError
-from fairbed.profiles.exchange_log import ExchangeLog, read_exchange_log
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.traces.files import read_file
@@ -38,7 +38,7 @@ from fairbed.testbed.experiment.cells import make_cells
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
 from fairbed.testbed.experiment.noise import NoiseConfig, device_levels
-from fairbed.wire.models import package_of, path_of
+from fairbed.wire.models import package_of
 from fairbed.wire.plugins import is_path
 
 
@@ -58,6 +58,9 @@ def hours_series(hours: Sequence[str], start_time: str) -> Series:
     day = Series(tuple(float(edge) for edge in edges), tuple(values), float(DAY_S))
     return day.starting_at(parse_time(start_time))
 
+
+if TYPE_CHECKING:
+    from fairbed.profiles.exchange_log import ExchangeLog
 
 MAX_EMULATED = 10_000
 """Maximum number of devices that are planned one by one; a replay stores more as columns."""
@@ -209,7 +212,7 @@ def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:
         exchange_log_of(group)
 
 
-def exchange_log_of(group: FleetConfig) -> ExchangeLog | None:
+def exchange_log_of(group: FleetConfig) -> "ExchangeLog | None":
     """Return the log from which a replay draws the durations of a group; None without one.
 
     Raises:
@@ -217,6 +220,8 @@ def exchange_log_of(group: FleetConfig) -> ExchangeLog | None:
     """
     if group.exchange_times is None:
         return None
+    from fairbed.profiles.exchange_log import read_exchange_log
+
     return read_exchange_log(read_file(Path(group.exchange_times)), group.exchange_times)
 
 
@@ -264,7 +269,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     read_trace = TraceReader(environ)
     rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
     local_rules = (rule,) if is_path(rule) else ()
-    model = path_of(experiment.model.name)
+    model = model_path(experiment.model.name)
     models = (package_of(model),) if is_path(model) else ()
     if speed == "auto":
         raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")

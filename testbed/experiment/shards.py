@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.arrays import Ints, distinct
 from fairbed.coordinator.policy.config import ModelConfig
 from fairbed.coordinator.ports import EarlierNames, no_earlier_names
 from fairbed.coordinator.task.catalogue import load_task
@@ -279,7 +279,7 @@ def _check_division(dataset: Dataset, partition: Partition, classes: Ints) -> No
         problem = "examples of one class each, got several labels per example"
     elif dataset.is_regression or dataset.predicts_tokens:
         problem = f"examples of one class each, got targets of shape {dataset.y_shape}"
-    elif len(np.unique(classes)) < 2:
+    elif len(distinct(classes)) < 2:
         problem = (
             "examples with different most frequent labels, got "
             f"{class_text(dataset.labels, int(classes[0]))} for all"

@@ -17,7 +17,6 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import anyio
@@ -29,7 +28,7 @@ from fairbed.coordinator.policy.config import LOCAL_RULES, TrainingConfig
 from fairbed.coordinator.task.catalogue import user_cache
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.errors import EngineError
-from fairbed.device_agent.installed import engine_version
+from fairbed.device_agent.installed import engine_version, installed_version
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.calibration import (
@@ -214,20 +213,13 @@ def _machine_digest() -> str:
     """Return the hash of processor, library versions and code, 16 characters."""
     here = Path(__file__).resolve().parents[2]
     names = [cpu_model(), str(os.cpu_count()), platform.machine(), platform.python_version()]
-    names += [f"{name} {_version(name)}" for name in _PACKAGES]
+    names += [f"{name} {installed_version(name)}" for name in _PACKAGES]
     files = [path for name in _CODE for path in _sources(here / name)]
     return _digest([*(name.encode() for name in names), *(file.read_bytes() for file in files)])
 
 
 def _sources(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(path.rglob("*.py"))
-
-
-def _version(package: str) -> str:
-    try:
-        return str(version(package))
-    except (PackageNotFoundError, KeyError, OSError):  # not installed, or damaged metadata
-        return ""
 
 
 def _digest(parts: list[bytes]) -> str:

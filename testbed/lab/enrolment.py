@@ -29,7 +29,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 from urllib.parse import quote
@@ -40,6 +39,7 @@ import msgspec
 from anyio.abc import TaskStatus
 from msgspec import Struct
 
+from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.folder import Lab, server_addresses
@@ -123,7 +123,7 @@ def install_script(lab: Lab, address: str) -> str:
         "LAB_URL": f"https://{_bracketed(address)}:{lab.settings.enrol_port}",
         "LAB_NAME": lab.settings.name,
         "LAB_CA": lab.ca.read_text("ascii").strip(),
-        "VERSION": own_version(),
+        "VERSION": agent_version(),
         "HAS_WHEELS": "yes" if wheels(lab) else "no",
     }
     head = "".join(f"{key}={shlex.quote(value)}\n" for key, value in values.items())
@@ -142,14 +142,6 @@ def wheels(lab: Lab) -> Mapping[str, Path]:
         for path in found
         if path.suffix == ".whl" and path.is_file() and not path.is_symlink()
     }
-
-
-def own_version() -> str:
-    """Return the installed version of Fairbed."""
-    try:
-        return version("fairbed")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _bracketed(address: str) -> str:
@@ -274,7 +266,7 @@ class _Service:
             standing=standing,
             name=identity.name,
             lab=self.lab.settings.name,
-            version=own_version(),
+            version=agent_version(),
             is_seen=contact is not None and contact.state == "online",
             since_s=since_s,
             task_key=self.lab.task_key(identity) if is_accepted else None,
@@ -291,7 +283,7 @@ class _Service:
     def _check_protocol(self, protocol: int, agent: str) -> None:
         if protocol == PROTOCOL_VERSION:
             return
-        own = own_version()
+        own = agent_version()
         advice = (
             f"upgrade the lab host: pip install 'fairbed=={agent}'"
             if protocol > PROTOCOL_VERSION
@@ -384,7 +376,7 @@ class _Connection(http.server.BaseHTTPRequestHandler):
             raise _Refusal(
                 HTTPStatus.BAD_REQUEST,
                 f"malformed request: {exc}; agent and lab may be of versions that do not fit, the "
-                f"lab has {own_version()}",
+                f"lab has {agent_version()}",
             ) from exc
 
     def _script(self) -> str:

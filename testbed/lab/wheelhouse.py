@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import fairbed
+from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.errors import LabError, RunError
-from fairbed.testbed.lab.enrolment import own_version
 from fairbed.testbed.lab.folder import Lab
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -152,7 +152,7 @@ def _checkout() -> Path | None:
 
 def _own_wheel(source: Path | None, folder: Path, run: Run) -> Path:
     if source is None:
-        what = f"fairbed=={own_version()}"
+        what = f"fairbed=={agent_version()}"
         try:
             _checked(
                 run, ["download", "--no-deps", "--only-binary=:all:", "-d", str(folder), what], what
@@ -183,7 +183,7 @@ def _check_wheel(path: Path) -> None:
     Raises:
         LabError: It is none of this version, which the script of enrolment installs.
     """
-    wanted = f"fairbed-{own_version()}-"
+    wanted = f"fairbed-{agent_version()}-"
     if not path.is_file():
         raise LabError(f"--source: must be a wheel of Fairbed, got no file {path}")
     if not path.name.startswith(wanted):

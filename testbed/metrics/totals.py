@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.arrays import Floats, distinct
 from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.store.reader import (
@@ -270,7 +270,7 @@ class Totals:
             columns = {name: np.array(rows[name], dtype=np.float64) for name in _FLOATS}
             outcomes = np.array(rows["outcome"], dtype=object)
             rounds = np.where(is_open, 0, np.array(rows["round"]))  # 0 counts later
-            for number in np.unique(rounds[rounds > 0]).tolist():
+            for number in distinct(rounds[rounds > 0]).tolist():
                 at = np.flatnonzero(rounds == number)
                 of_round = {name: column[at] for name, column in columns.items()}
                 for sums in (self.exchanges, by_round.setdefault(number, ExchangeSums())):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.tables import EventRow
+from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkpointer
@@ -170,7 +170,7 @@ def _open_store(
             experiment_toml=experiment.resolved_toml(),
             seed=experiment.seed,
             config_hash=experiment.hash(),
-            version=version("fairbed"),
+            version=agent_version(),
             provenance=found,
             clock="virtual",
             task=task,

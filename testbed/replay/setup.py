@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from fairbed.coordinator.policy.config import LOCAL_RULES
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
+from fairbed.device_agent.installed import agent_version
 from fairbed.profiles import Profile
 from fairbed.testbed.emulation.conditions import Congestion
 from fairbed.testbed.emulation.malicious import Attack
@@ -611,7 +611,7 @@ def _capabilities(profile: Profile) -> Capabilities:
         python="",
         engine="none",
         engine_threads=profile.engine_threads,
-        agent=version("fairbed"),
+        agent=agent_version(),
         model=profile.title,
         codecs=tuple(CODECS),
     )

@@ -14,6 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -27,8 +28,6 @@ from fairbed.coordinator.policy.factories import make_pseudo_gradient
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
 from fairbed.testbed.backends.choice import BackendChoice
-from fairbed.testbed.cluster.device_hosts import DeviceHosts
-from fairbed.testbed.cluster.hosts_backend import misfit, need_of
 from fairbed.testbed.emulation.capacity import (
     RESERVE_CORES,
     Demand,
@@ -43,6 +42,9 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetCo
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
 from fairbed.wire.artifact import Artifact
+
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.device_hosts import DeviceHosts
 
 DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
 """Policies that draw devices, or candidates, in proportion to n_k."""
@@ -184,7 +186,7 @@ def choose_dilation(
     devices: Sequence[PlannedDevice],
     cores: float,
     earlier: float | None = None,
-    hosts: DeviceHosts | None = None,
+    hosts: "DeviceHosts | None" = None,
 ) -> float:
     """Return the dilation with which the fleet fits into a machine, or on hosts.
 
@@ -235,13 +237,15 @@ def choose_dilation(
 
 
 def _fitting_on(
-    hosts: DeviceHosts, experiment: Experiment, devices: Sequence[PlannedDevice]
+    hosts: "DeviceHosts", experiment: Experiment, devices: Sequence[PlannedDevice]
 ) -> tuple[int, str | None]:
     """Return the dilation with which a fleet fits on hosts, and why it does not as configured.
 
     Raises:
         ExperimentError: It fits with none.
     """
+    from fairbed.testbed.cluster.hosts_backend import misfit, need_of
+
     needs = [need_of(planned.spec) for planned in devices if not planned.is_physical]
     n_concurrent, configured = experiment.coordinator().max_computing, experiment.emulation.dilation
 

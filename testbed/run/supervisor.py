@@ -14,10 +14,9 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 import anyio
@@ -42,11 +41,10 @@ from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE, StartLock
 from fairbed.coordinator.store.store import check_not_done
+from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
-from fairbed.testbed.cluster.device_hosts import DeviceHosts
-from fairbed.testbed.cluster.hosts_backend import HostsBackend, agent_bytes, choose_hosts
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BackendError, BrokerError, LabError
@@ -73,9 +71,8 @@ from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.lab.audit import Audit as AuditLog
-from fairbed.testbed.lab.folder import open_lab
+from fairbed.testbed.lab.folder import Lab, open_lab
 from fairbed.testbed.lab.identities import COORDINATOR, user_of
-from fairbed.testbed.lab.service import open_running_lab, pid_of_broker
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.agent_restarts import AgentRestarts
 from fairbed.testbed.run.broker import (
@@ -129,6 +126,10 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import redact, redirected, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
+
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.device_hosts import DeviceHosts
+    from fairbed.testbed.cluster.hosts_backend import HostsBackend
 
 BrokerPid: TypeAlias = Callable[[], "int | None"]
 """Process of the broker; None if it is not on this machine, or down."""
@@ -189,7 +190,7 @@ class RunPlan:
     """What set each key of the experiment that is not a default."""
     notify: NotifySettings | None = None
     """How a person gets messages about the run; None: not at all."""
-    hosts: DeviceHosts | None = None
+    hosts: "DeviceHosts | None" = None
     """The hosts that emulate the devices; None is this machine."""
 
     @property
@@ -315,7 +316,8 @@ async def _run(
                     _stop_flood, suspend=suspend, group=group, stop=stop, endpoint=endpoint
                 ),
             )
-            monitor = _contention_monitor(devices, backend, broker_pid, plan.dilation)
+            on_hosts = _on_hosts(plan, backend)
+            monitor = _contention_monitor(devices, backend, broker_pid, plan.dilation, on_hosts)
             emulated = _as_emulated(devices, choice)
             specs = [device.spec for device in emulated]
             steered = (
@@ -336,8 +338,8 @@ async def _run(
             )
             if fleet is not None and steered is not None:
                 fleet[1].start_with(steered.start_again)
-            if isinstance(backend, HostsBackend):
-                backend.record_with(stop.coordinator.note)
+            if on_hosts is not None:
+                on_hosts.record_with(stop.coordinator.note)
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
             if endpoint.lab is not None:
@@ -419,6 +421,8 @@ async def _choose_backend(
         congestion=experiment.emulation.congestion,
     ) as choice:
         if plan.hosts is not None:
+            from fairbed.testbed.cluster.hosts_backend import agent_bytes, choose_hosts
+
             is_slowed = any(device.profile is not None for device in devices)
             choice = await choose_hosts(
                 plan.hosts,
@@ -591,11 +595,21 @@ def _core_speed(devices: Sequence[PlannedDevice]) -> float:
     return devices[0].host_core_speed if devices else 1.0
 
 
+def _on_hosts(plan: RunPlan, backend: Backend | None) -> "HostsBackend | None":
+    """Return the backend if the hosts of a cluster emulate the devices."""
+    if plan.hosts is None:
+        return None
+    from fairbed.testbed.cluster.hosts_backend import HostsBackend
+
+    return backend if isinstance(backend, HostsBackend) else None
+
+
 def _contention_monitor(
     devices: list[PlannedDevice],
     backend: Backend | None,
     broker_pid: BrokerPid,
     dilation: float,
+    on_hosts: "HostsBackend | None",
 ) -> ContentionMonitor | None:
     """Return the monitor of this machine's contention; None if no device is emulated."""
     emulated = [device.spec.name for device in devices if device.profile is not None]
@@ -612,7 +626,7 @@ def _contention_monitor(
         path,
         dilation=dilation,
         cell_wait_s=backend.cell_wait_s,
-        remote=backend if isinstance(backend, HostsBackend) else None,
+        remote=on_hosts,
     )
 
 
@@ -715,7 +729,11 @@ async def _endpoint(
     """Start the broker, or check an external one; devices of a resumed run find the old address."""
     broker = plan.experiment.broker
     if broker.url != EMBEDDED:
-        lab = open_running_lab() if broker.url == LAB else None
+        lab: Lab | None = None
+        if broker.url == LAB:
+            from fairbed.testbed.lab.service import open_running_lab, pid_of_broker
+
+            lab = open_running_lab()
         earlier = read_endpoint(plan.folder)
         url = (
             external_url(broker.url, None if earlier is None else earlier.url)
@@ -977,7 +995,7 @@ def _open_store(
                     experiment_toml=plan.experiment.resolved_toml(),
                     seed=plan.experiment.seed,
                     config_hash=plan.experiment.hash(),
-                    version=version("fairbed"),
+                    version=agent_version(),
                     provenance=found,
                     dilation=plan.dilation,
                     task=data.dataset.kind,

@@ -20,12 +20,12 @@ from fairbed.device_agent import doctor
 from fairbed.device_agent.config import AgentConfig, load_config
 from fairbed.device_agent.doctor import network_findings
 from fairbed.device_agent.errors import ConfigError
+from fairbed.device_agent.installed import agent_version
 from fairbed.profiles.load import check
 from fairbed.testbed.cli.command import _check_device
 from fairbed.testbed.cli.devices import install_line
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.errors import LabError, UsageError
-from fairbed.testbed.lab.enrolment import own_version
 from fairbed.testbed.lab.folder import lab_option
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.wheelhouse import fill
@@ -253,7 +253,7 @@ def test_a_wheelhouse_takes_a_wheel(tmp_path: Path) -> None:
     other.write_bytes(b"x")
     with pytest.raises(LabError, match=r"--source: must be a wheel of this version, fairbed-"):
         fill(lab, ["3.11"], ["aarch64"], other, write=print)
-    own = tmp_path / f"fairbed-{own_version()}-py3-none-any.whl"
+    own = tmp_path / f"fairbed-{agent_version()}-py3-none-any.whl"
     own.write_bytes(b"x")
     found = fill(lab, ["3.11"], ["aarch64"], own, write=print, run=FakePip())
     assert own.name in {path.name for path in found}

@@ -22,7 +22,7 @@ from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.codec import decode_from_device, encode
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import DataScale, Hyperparameters
-from fairbed.wire.scale import Scale, other_scale, scale_of
+from fairbed.wire.scale import BLOCK, Scale, other_scale, scale_of
 
 Pixels = NDArray[np.floating[Any]]
 
@@ -125,6 +125,19 @@ def test_tokens_and_infinite_values_have_no_scale() -> None:
     assert scale_of(np.zeros((2, 3), np.int64)) is None
     assert scale_of(np.array([[1.0, np.inf]])) is None
     assert scale_of(np.array([[1.0, np.nan]])) is None
+    many = np.ones((3, BLOCK), np.float32)
+    many[2, 5] = np.nan
+    assert scale_of(many) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_a_scale_is_that_of_all_values_at_once(dtype: str) -> None:
+    x = np.random.default_rng(0).normal(100.0, 20.0, (7, BLOCK // 3)).clip(0, 255).astype(dtype)
+    values = x.astype(np.float64) / (255.0 if dtype == "uint8" else 1.0)
+    found = scale_of(x)
+    assert found is not None
+    assert (found.low, found.high) == (values.min(), values.max())
+    assert (found.mean, found.spread) == pytest.approx((values.mean(), values.std()), rel=1e-12)
 
 
 @pytest.mark.parametrize(

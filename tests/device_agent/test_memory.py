@@ -12,10 +12,10 @@ import pytest
 from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.errors import NotPrepared, RoundFailed
 from fairbed.device_agent.host import Host, UnlimitedPace
-from fairbed.device_agent.installed import installed_entry_points, installed_version
+from fairbed.device_agent.installed import installed_entry_points, installed_version, known_rules
 from fairbed.device_agent.sensors import RealSensors
 from fairbed.device_agent.worker import TrainingThread
-from fairbed.wire.messages import Manifest, Train
+from fairbed.wire.messages import LOCAL_RULES_GROUP, Manifest, Train
 from tests.device_agent.clock import ManualClock
 
 SCRIPT = """
@@ -86,6 +86,27 @@ def test_installed_entry_points_equal_those_of_the_metadata() -> None:
         assert installed_entry_points(group) == sorted(expected)
     assert installed_entry_points("pytest11") != []
     assert installed_entry_points("no.such.group") == []
+
+
+def test_what_is_installed_is_read_once_for_all_agents_of_a_fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "rules_of_mine-1.5.dist-info"
+    record.mkdir()
+    text = f"[{LOCAL_RULES_GROUP}]\nMine = a:B\n# no = a:B\n[other]\nyours = a:C\n"
+    (record / "entry_points.txt").write_text(text)
+    (tmp_path / "broken-1.dist-info").mkdir()
+    (tmp_path / "broken-1.dist-info" / "entry_points.txt").write_bytes(b"\xff")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "no-such-folder"), str(tmp_path)])
+    (tmp_path / "of_debian-1.24.2-py3.11.egg-info").write_text("Metadata-Version: 2.1")
+    assert installed_version("rules-of-mine") == "1.5"
+    assert installed_version("of_debian") == "1.24.2"
+    assert known_rules(()) == ("Mine", "propfair")
+    with mock.patch("os.listdir") as listed, mock.patch("pathlib.Path.read_text") as read:
+        assert known_rules(["x:Y"]) == ("Mine", "propfair", "x:Y")
+        assert installed_version("no-such-thing") is None
+    assert not listed.called
+    assert not read.called
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")

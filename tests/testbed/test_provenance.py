@@ -14,7 +14,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import Provenance, RunReader
 from fairbed.testbed import provenance as module
-from fairbed.testbed.api.planning import plan_replay
+from fairbed.testbed.api.replay import plan_replay
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import parse_experiment

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, distinct
 from fairbed.coordinator.algorithms.columns import RowIndex, grown
 from fairbed.coordinator.algorithms.estimation.base import check_prior
 
@@ -127,7 +127,7 @@ class Elasticities:
         places = self._places.of(rows[is_measured])
         self._sums = grown(self._sums, len(self._places.rows))
         # In the order of rows: the order of places differs after a checkpoint, and so would bits.
-        fit, changed = _fit(self._totals), self._places.of(np.unique(rows[is_measured]))
+        fit, changed = _fit(self._totals), self._places.of(distinct(rows[is_measured]))
         before = _contribution(self._sums[changed])
         columns = places, np.log(c[is_measured]), change[is_measured], np.log(y[is_measured])
         for at, x, q, z in zip(*(column.tolist() for column in columns), strict=True):

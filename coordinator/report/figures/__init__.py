@@ -13,7 +13,6 @@ from fairbed.coordinator.report.figures.data import RunFigures, read_figures
 from fairbed.coordinator.report.figures.output import (
     SETTINGS,
     THEME,
-    NoFigureError,
     draw,
     figure_bytes,
     inline_svg,
@@ -27,7 +26,6 @@ __all__ = [
     "SETTINGS",
     "THEME",
     "FigureKind",
-    "NoFigureError",
     "RunFigures",
     "draw",
     "figure_bytes",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from fairbed.coordinator.report.errors import NoFigureError
 from fairbed.coordinator.report.figure_style import COLOURS, GREY, INK, save, styled
 from fairbed.coordinator.report.figures.catalogue import FIGURES, HEIGHT_IN
 from fairbed.coordinator.report.figures.data import RunFigures
@@ -50,10 +51,6 @@ THEME: dict[str, tuple[str, str]] = {
     "--series-7": (COLOURS[6], "#ffffff"),
 }
 """Variables of a page that shows inline figures: their colours on light and on dark paper."""
-
-
-class NoFigureError(Exception):
-    """No such figure, or the runs lack its data; the message is one line."""
 
 
 def why_missing(what: str, runs: Sequence[RunFigures]) -> str | None:

@@ -6,6 +6,7 @@ DatasetError    a data set cannot be loaded, or cannot be divided as configured
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -65,7 +66,7 @@ Origin = Literal["verified", "unverified", "built-in", "generated", "own"]
 published; own: a user's own file or function."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Labelled examples; training and test parts of the source are pooled."""
 
@@ -159,7 +160,7 @@ class Dataset:
         lengths = sequence_lengths(self.x, self.y, has_labels=has_labels)
         return np.searchsorted(self.buckets, lengths).astype(np.int64)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Hash of examples, labels and users; equal on machines of either byte order.
 

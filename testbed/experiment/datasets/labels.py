@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.arrays import Ints, distinct
 from fairbed.wire.artifact import MAX_CLASSES, TaskKind
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.labels import (
@@ -65,7 +65,7 @@ def read_labels(y: NDArray[Any]) -> Labels:
         return replace(labels, guess="; ".join(filter(None, (note, labels.guess))))
     if y.dtype.kind == "U":
         return _named(y)
-    values = np.unique(labelled(y))
+    values = distinct(labelled(y))
     if len(values) < 2:
         raise LabelError(
             f"y must hold two or more classes, or targets, got {_text(values[0])} in all "
@@ -148,7 +148,7 @@ def check_classes(y: Ints, names: Names, task: TaskKind | None) -> str:
         LabelError: Fewer than two examples share a label, on average, the labels are many numbers
             that may as well be targets, or 0 and 1 may be labels or classes of positions.
     """
-    labels = len(np.unique(labelled(y)))
+    labels = len(distinct(labelled(y)))
     numbers = [name for name in names if isinstance(name, int)]
     is_open = task is None and (bool(numbers) or not names)
     if y.ndim > 1 and labels == 2 and not names and task is None:

@@ -106,7 +106,7 @@ def load(
     if config.target == "x":
         whole = autoencoder(whole)
     taken = subsample(for_task(whole, task), config.max_examples, seed)
-    if taken is not whole:
+    if taken.n < whole.n:
         taken = replace(taken, whole_sha256=whole.sha256)
     return taken if config.buckets is None else bucketed(taken, config.buckets)
 

@@ -23,16 +23,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairbed.coordinator.report import export
+from fairbed.coordinator.report.errors import ExportError, FolderExistsError, TableError
 from fairbed.coordinator.report.export import (
     FORMATS,
-    ExportError,
-    FolderExistsError,
     Format,
     export_run,
 )
 from fairbed.coordinator.report.tables import (
     TABLES,
-    TableError,
     dictionary,
     read_batches,
     read_table,
@@ -307,7 +305,8 @@ def test_a_file_in_the_way_is_named(run: Path, tmp_path: Path) -> None:
 EXPORT = """
 import resource, sys
 from pathlib import Path
-from fairbed.coordinator.report.export import ExportError, export_run
+from fairbed.coordinator.report.errors import ExportError
+from fairbed.coordinator.report.export import export_run
 from fairbed.coordinator.store import RunReader
 with RunReader(Path(sys.argv[1])) as reader:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.coordinator.policy.live_settings import Change
+from fairbed.coordinator.report.errors import NoFigureError
 from fairbed.coordinator.report.figures import (
     FIGURES,
     THEME,
-    NoFigureError,
     RunFigures,
     draw,
     figure_bytes,

@@ -13,10 +13,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from fairbed.coordinator.report.errors import TableError
 from fairbed.coordinator.report.tables import (
     TABLES,
     Table,
-    TableError,
     dictionary,
     meanings,
     needed,

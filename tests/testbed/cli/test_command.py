@@ -10,7 +10,7 @@ import pytest
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import CommandRow
-from fairbed.testbed.api.planning import changed_live
+from fairbed.testbed.api.replay import changed_live
 from fairbed.testbed.cli.command import confirm
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.errors import UsageError

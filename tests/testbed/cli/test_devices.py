@@ -181,7 +181,7 @@ def test_the_list_names_states_versions_and_dates(
     lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairbed.testbed.cli.devices.running_pid", lambda lab: 1)
-    monkeypatch.setattr("fairbed.testbed.cli.devices.own_version", lambda: "1.0")
+    monkeypatch.setattr("fairbed.testbed.cli.devices.agent_version", lambda: "1.0")
     with Identities(lab.database) as identities:
         now = 1_770_000_000.0
         for name, expires_s in (

@@ -180,7 +180,7 @@ def test_shellcheck_finds_nothing(lab: Lab) -> None:
 
 
 def test_values_of_the_lab_are_quoted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enrolment, "own_version", lambda: "1'; touch x; '")
+    monkeypatch.setattr(enrolment, "agent_version", lambda: "1'; touch x; '")
     head = install_script(lab, "::1").splitlines()[1:]
     done = subprocess.run(
         ["/bin/sh"],
