@@ -152,10 +152,7 @@ def train(
         length = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
             meter.step(part.stop - part.start, length)
-        if counts is None:
-            positions = len(batch) * of_example
-        else:
-            positions = int(counts[batch].sum())
+        positions = len(batch) * of_example if counts is None else int(counts[batch].sum())
         loss_sum += loss * positions
         seen += positions
     if not np.isfinite(work).all():
