@@ -1,5 +1,6 @@
 """Local training and evaluation on one flat vector: numpy, with the gradients of an engine."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,14 @@ from fairbed.device_agent.host import Meter
 from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.buckets import buckets_of, cut_batches
-from fairbed.wire.evaluation import Evaluation, Quality, Targets, positions_of, unlabelled
+from fairbed.wire.evaluation import (
+    Evaluation,
+    Quality,
+    Targets,
+    are_complete,
+    positions_of,
+    unlabelled,
+)
 from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.preparation import PADDING
@@ -115,7 +123,7 @@ def train(
         2021, Algorithm 1 (arXiv:2012.04221).
     """
     check_targets(engine.spec, y)
-    counts = positions_of(y)
+    counts, of_example = None if are_complete(y) else positions_of(y), math.prod(y.shape[1:])
     work, n_params = vector.copy(), engine.spec.layout.n_params
     w_t, local = vector if anchor is None else anchor, engine.spec.layout.local
     if local.size and anchor is not None:
@@ -134,7 +142,7 @@ def train(
         engine.reseed(seed, steps)
         loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch)
         steps += 1
-        if not np.isfinite(loss):
+        if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
         if descent.has_rules:
             mini_batch = x[batch], y[batch], micro_batch
@@ -144,7 +152,7 @@ def train(
         length = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
             meter.step(part.stop - part.start, length)
-        positions = int(counts[batch].sum())
+        positions = len(batch) * of_example if counts is None else int(counts[batch].sum())
         loss_sum += loss * positions
         seen += positions
     if not np.isfinite(work).all():

@@ -380,7 +380,8 @@ def draw_masks(
     Source:
         Salmon et al., SC 2011, Parallel random numbers: as easy as 1, 2, 3 (Philox 4x64-10).
     """
-    key, drawn = np.array([seed, step], np.uint64), list[NDArray[np.bool_]]()
+    key = np.array([seed, step], np.uint64)
+    drawn: list[NDArray[np.bool_]] = []
     for at, mask in enumerate(masks):
         shape = (batch, *mask.shape) if mask.is_per_example else mask.shape
         size = math.prod(shape)

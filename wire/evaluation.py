@@ -38,15 +38,21 @@ def positions_of(y: Targets) -> NDArray[np.int64]:
 
     That is 1 for y of shape (n,), and every number of regression; it depends on y alone.
     """
-    if y.ndim == 1 or y.dtype.kind == "f":
+    if are_complete(y):
         return np.full(len(y), math.prod(y.shape[1:]), np.int64)
     counts: NDArray[np.int64] = (y.reshape(len(y), -1) >= 0).sum(axis=1, dtype=np.int64)
     return counts
 
 
+def are_complete(y: Targets) -> bool:
+    """Return whether all positions of all examples must have a target: all but token labels."""
+    return y.ndim == 1 or y.dtype.kind == "f"
+
+
 def mean_weights(y: Targets) -> NDArray[np.float32]:
     """Return the weight of each example in a mean over all positions, 1 / sum c_j, shape (n,)."""
-    return np.full(len(y), 1.0 / int(positions_of(y).sum()), np.float32)
+    positions = y.size if are_complete(y) else int(positions_of(y).sum())
+    return np.full(len(y), 1.0 / positions, np.float32)
 
 
 def unlabelled(y: Targets) -> int | None:

@@ -13,11 +13,24 @@ coordinator, coordinator to device, operator to coordinator and back,
 viewer to the run and back.
 """
 
-import math
 import re
 import sys
-from operator import is_
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from functools import cache
+from math import isfinite
+from operator import attrgetter, is_
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
@@ -126,15 +139,53 @@ class Message(
     """
 
     def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
+        numbers, others = _checked_fields(type(self))
+        if numbers is not None:
+            for number in numbers(self):
+                if number is not None and not isfinite(number):
+                    others = self.__struct_fields__
+        for field in others:
             value = getattr(self, field)
-            if isinstance(value, float) and not math.isfinite(value):
+            if isinstance(value, float) and not isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value}")
             kind = type(value)
             if (kind is str and not (is_printable(value) and len(value) <= MAX_TEXT)) or (
                 kind is tuple and value
             ):
                 force_setattr(self, field, _shown(value))
+
+
+@cache
+def _checked_fields(kind: type[Message]) -> tuple[Callable[[Message], Any] | None, tuple[str, ...]]:
+    """Return what a class of messages checks beyond its types.
+
+    Returns:
+        Reads the values of its fields that are numbers with a fraction or None; None without any.
+        Its other fields that may be a text, a tuple or such a number.
+    """
+    numbers, others = list[str](), list[str]()
+    hints = get_type_hints(kind, include_extras=True)
+    for name in kind.__struct_fields__:
+        kinds = set(_kinds(hints[name]))
+        if kinds - {type(None)} == {float}:
+            numbers.append(name)
+        elif kinds & {float, str, tuple, Any}:
+            others.append(name)
+    return attrgetter(*numbers, numbers[0]) if numbers else None, tuple(others)
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    """Yield the types that a value may have; none for one of a few words, or a name."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        of, *metas = get_args(hint)
+        if not any(isinstance(meta, Meta) and meta.pattern == NAME_PATTERN for meta in metas):
+            yield from _kinds(of)
+    elif origin in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _kinds(part)
+    elif origin is not Literal:
+        yield hint if origin is None else origin
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
@@ -230,7 +281,7 @@ class LocalTraining(Message, frozen=True, kw_only=True, tag="local-training"):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in self.options:
-            if isinstance(value, float) and not math.isfinite(value):
+            if isinstance(value, float) and not isfinite(value):
                 raise ValueError(f"options.{name} must be a finite number, got {value}")
 
 

@@ -1,6 +1,7 @@
 """A model as one flat float32 vector `[params | buffers]`, and its layout."""
 
 import math
+from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
@@ -45,8 +46,11 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return math.prod(self.shape)
 
 
-class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All tensors of a model: parameters first, then buffers, without gaps."""
+class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """All tensors of a model: parameters first, then buffers, without gaps.
+
+    Its sums are computed once: a round reads them for each device.
+    """
 
     tensors: Annotated[tuple[Tensor, ...], Meta(min_length=1, max_length=1 << 16)]
 
@@ -64,17 +68,17 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if end * BYTES_PER_VALUE > MAX_VECTOR_BYTES:
             raise ValueError(f"layout: must fit into {MAX_VECTOR_BYTES} bytes, got {end} values")
 
-    @property
+    @cached_property
     def n_values(self) -> int:
         """Length of the flat vector."""
         return sum(t.size for t in self.tensors)
 
-    @property
+    @cached_property
     def n_params(self) -> int:
         """Length of the parameter part; norms, clipping and aggregation rules use only these."""
         return sum(t.size for t in self.tensors if t.role == "param")
 
-    @property
+    @cached_property
     def local(self) -> NDArray[np.intp]:
         """Places in the flat vector of the values that each device keeps for itself, ascending.
 
@@ -84,7 +88,9 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         places = [
             np.arange(t.offset, t.offset + t.size) for t in self.tensors if t.is_local is True
         ]
-        return np.concatenate(places) if places else np.zeros(0, np.intp)
+        found = np.concatenate(places) if places else np.zeros(0, np.intp)
+        found.flags.writeable = False
+        return found
 
     @property
     def size_bytes(self) -> int:

@@ -6,8 +6,7 @@ The first engine imports onnxruntime, not this module: an agent without a task n
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +26,15 @@ from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.installed import engine_version
 from fairbed.wire.artifact import Artifact, draw_masks
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.evaluation import Evaluation, Targets, mean_weights
+from fairbed.wire.evaluation import Evaluation, Targets, are_complete, mean_weights
 from fairbed.wire.graphs import check_graph
 from fairbed.wire.tensors import Tensor
 
 _SEVERITY_ERROR = 3
+
+_NO_CAPTURE = "gpu_graph_id", "-1"
+"""Run without capture of a graph. The runtime looks for this entry before each step, and an absent
+one is an error inside it, which takes as long as all bindings of a step."""
 
 LARGE_GRAPH_BYTES = 1 << 15
 """Above this size of a graph operations run in the order of their priority: a gradient is computed
@@ -78,6 +81,8 @@ class OnnxEngine:
         self._loss = np.zeros((), np.float32)
         self._gradient = np.zeros(layout.n_params, np.float32) if gradient is None else gradient
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
+        self._weights: NDArray[np.float32] | None = None
+        """The bound weights of the last mini-batch, shape (B,); None if others are bound."""
         self._seed = 0, 0
         self._run: _Run | None = None
         """The step in progress."""
@@ -86,6 +91,7 @@ class OnnxEngine:
         self._open = partial(_open, threads=threads, optimised=optimised)
         self._train = self._open(f"{self.spec.name} (train)", artifact.train)
         self._evaluation_graph = artifact.evaluate
+        self._options: Callable[[], Any] = load_runtime().RunOptions
         self._binding = self._train.io_binding()
         try:
             self._bind_outputs()
@@ -120,20 +126,36 @@ class OnnxEngine:
         x, y = shaped_examples(self.spec, x, y)
         if self._bound is None or self._bound() is not vector:
             self._bind_vector(vector)
+        n, declared = len(y), self.spec.masks
+        masks = draw_masks(declared, *self._seed, n) if declared else []
+        if micro_batch is None or micro_batch >= n:
+            weights = self._weights_of(y)
+            loss = self._step(vector, x, y, weights, masks)
+            self._weights = weights if are_complete(y) else None
+            return loss, self._gradient
         weights = mean_weights(y)
-        masks = draw_masks(self.spec.masks, *self._seed, len(y))
         loss, total = 0.0, self._gradient
-        for i, part in enumerate(sizes := parts(len(y), micro_batch)):
+        for i, part in enumerate(parts(n, micro_batch)):
             of_part = [
-                mask[part] if declared.is_per_example else mask
-                for declared, mask in zip(self.spec.masks, masks, strict=True)
+                mask[part] if each.is_per_example else mask
+                for each, mask in zip(declared, masks, strict=True)
             ]
             loss += self._step(vector, x[part], y[part], weights[part], of_part)
             if i:
                 total += self._gradient
-            elif len(sizes) > 1:
+            else:
                 total = self._gradient.copy()
         return loss, total
+
+    def _weights_of(self, y: Targets) -> NDArray[np.float32]:
+        """Return the weights of a mini-batch, shape (B,): those of the last one if they are equal.
+
+        Complete examples all have the weight 1 / (B positions).
+        """
+        last = self._weights
+        if last is not None and len(last) == len(y) and are_complete(y):
+            return last
+        return mean_weights(y)
 
     def _step(
         self,
@@ -154,14 +176,17 @@ class OnnxEngine:
         """
         self._bind("x", x)
         self._bind("y", y)
-        self._bind("w", weights)
+        if weights is not self._weights:
+            self._bind("w", weights)
+            self._weights = None
         for i, mask in enumerate(masks):
             self._bind(f"m.{i}", mask)
         try:
-            with self._running() as options:
-                self._train.run_with_iobinding(self._binding, options)
+            self._train.run_with_iobinding(self._binding, self._started())
         except Exception as exc:  # the runtime's errors share no base class
             raise EngineError(f"{self.spec.name}: a training step failed: {_line(exc)}") from exc
+        finally:
+            self._run = None
         vector[self._n_params :] = self._buffers
         return float(self._loss)
 
@@ -181,10 +206,11 @@ class OnnxEngine:
         for batch in parts(len(y), evaluation_batch(self.spec)):
             feeds |= {"x": x[batch], "y": y[batch]}
             try:
-                with self._running() as options:
-                    outputs = self._evaluation.run(names, feeds, options)
+                outputs = self._evaluation.run(names, feeds, self._started())
             except Exception as exc:  # the runtime's errors share no base class
                 raise EngineError(f"{self.spec.name}: evaluation failed: {_line(exc)}") from exc
+            finally:
+                self._run = None
             evaluations.append(Evaluation.of_outputs(dict(zip(names, outputs, strict=True))))
         return Evaluation.pooled(evaluations)
 
@@ -199,14 +225,12 @@ class OnnxEngine:
         if run is not None:
             run.options.terminate = True
 
-    @contextmanager
-    def _running(self) -> Iterator[Any]:
-        """Yield the options of one step, by which another thread may end it."""
-        run = self._run = _Run(load_runtime().RunOptions(), time.monotonic())
-        try:
-            yield run.options
-        finally:
-            self._run = None
+    def _started(self) -> Any:
+        """Return the options of a step that begins, by which another thread may end it."""
+        options = self._options()
+        options.add_run_config_entry(*_NO_CAPTURE)
+        self._run = _Run(options, time.monotonic())
+        return options
 
     @cached_property
     def _evaluation(self) -> Any:

@@ -79,6 +79,29 @@ def test_buffers_may_change_more_and_not_without_limit() -> None:
     assert fault_in_update(with_vectors, sent, 1, LIMITS, None) is not None
 
 
+@pytest.mark.parametrize("limit", [1e-18, 1.0, 100.0, 1e25])
+@pytest.mark.parametrize("part", [0.5, 0.8999, 0.9001, 0.9999, 1.0001, 2.0])
+@pytest.mark.parametrize("n_params", [0, 20_000])
+def test_the_rough_check_decides_as_the_exact_one(
+    limit: float, part: float, n_params: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = np.random.default_rng(3).standard_normal(20_000)
+    change *= part * limit / np.linalg.norm(change)
+    update, sent = change.astype(np.float32), np.zeros(20_000, np.float32)
+    limits = LimitsConfig(update_norm=limit)
+    found = fault_in_update(update, sent, n_params, limits, None)
+    monkeypatch.setattr("fairbed.coordinator.fleet.plausibility.CERTAIN", 0.0)
+    assert found == fault_in_update(update, sent, n_params, limits, None)
+    assert (found is None) == (part < 1.0 or n_params == 0)
+
+
+def test_an_honest_update_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairbed.coordinator.fleet.plausibility.squared_distance", None)
+    sent = np.linspace(-1.0, 1.0, 50_000, dtype=np.float32)
+    update = np.append(sent + np.float32(0.01), sent)
+    assert fault_in_update(update, sent, 40_000, LIMITS, None) is None
+
+
 def test_the_noise_that_the_run_asked_for_is_no_fault() -> None:
     rng = np.random.default_rng(0)
     sent = np.zeros(1_000, np.float32)

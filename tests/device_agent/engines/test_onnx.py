@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,21 @@ def test_the_parts_of_a_mini_batch_add_up_to_it(cnn: Artifact, size: int) -> Non
     again = OnnxEngine(cnn).gradient(vector.copy(), x, y, size)
     assert again[0] == in_parts
     np.testing.assert_array_equal(again[1], found)
+    for n in (size, 20, size):  # weights of a part, of a whole mini-batch, and of a smaller one
+        assert (
+            engine.gradient(vector, *examples(n, 1, 8, 8))[0]
+            == (OnnxEngine(cnn).gradient(vector, *examples(n, 1, 8, 8))[0])
+        )
+
+
+def test_a_step_raises_no_error_inside_the_runtime(cnn: Artifact) -> None:
+    engine, vector, (x, y) = OnnxEngine(cnn), initial_vector(cnn.spec, 1), examples(4, 1, 8, 8)
+    events = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: events.update([event]))
+    engine.gradient(vector, x, y)
+    sys.setprofile(None)
+    assert events["c_call"]
+    assert not events["c_exception"]
 
 
 def test_the_order_of_a_large_graph_changes_no_bit(
