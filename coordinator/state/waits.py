@@ -23,7 +23,7 @@ WaitKind: TypeAlias = Literal["fleet", "round", "updates", "losses", "tests", "s
 SHOWN_AFTER_S = 2.0
 """Age of a wait from which STATUS names it; a usual wait for losses or scores is shorter."""
 
-ALERT_AFTER_S = {"round": 2.0, "fleet": 30.0}
+ALERT_AFTER_S = {"round": 2.0, "updates": 3.0, "fleet": 30.0}
 """Age of a wait from which it is an alert, seconds. A device counts as silent after 3 s; one that
 reconnects is back within a second or two. Devices that start take a while to join."""
 
@@ -33,11 +33,12 @@ NAMED = 5
 """Devices that a text names, with the reason of each."""
 
 _NEEDS = {
-    "updates": "round {round} waits for updates of devices out of contact",
-    "losses": "round {round} waits for losses before its selection",
-    "tests": "round {round} waits for tests on the devices' own data",
-    "scores": "round {round} waits for scores of personal models",
+    "updates": ("updates of devices out of contact", "round.deadline_s"),
+    "losses": ("losses before its selection", "selection.loss_query_timeout_s"),
+    "tests": ("tests on the devices' own data", "evaluation.timeout_s"),
+    "scores": ("scores of personal models", "round.deadline_s"),
 }
+"""What a round waits for, and the key of the longest such wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,11 @@ class Wait:
         named = [str(one) for one in self.missing[:NAMED]]
         more = len(self.missing) - len(named)
         names = ", ".join(named) + (f" and {more} more" if more else "")
+        exclude = ", ".join(f"exclude {one.name}" for one in self.missing[:NAMED])
         if self.kind not in ("round", "fleet"):
-            return f"{_NEEDS[self.kind].format(round=self.round)}: {names}"
+            what, limit = _NEEDS[self.kind]
+            text = f"missing {names}: round {self.round} waits for {what}"
+            return f"{text}, at most {limit}; to go on at once, {exclude}"
         lacking = self.wanted - self.ready
         which = "" if lacking >= len(self.missing) else f"{lacking} of "
         state = "in contact" if self.kind == "round" else "ready"
@@ -92,7 +96,7 @@ class Wait:
             return f"{text}; see their logs"
         keys = f"set min_devices {self.ready}"
         if self.kind == "round" and lacking >= len(self.missing) > 0:
-            keys = f"{', '.join(f'exclude {x.name}' for x in self.missing[:NAMED])}, or {keys}"
+            keys = f"{exclude}, or {keys}"
         return f"{text}; {keys}"
 
 
@@ -122,6 +126,8 @@ class Waits:
         """Why each missing device is missing, and since which time of day."""
         self._kind: WaitKind | None = None
         self._began = 0.0
+        self._is_ending = False
+        """The exchanges that it waits for end by themselves, within seconds."""
 
     @contextmanager
     def waiting(
@@ -170,7 +176,7 @@ class Waits:
 
     def is_alert(self, now: float) -> bool:
         """Return whether the wait of the last call of `find` needs a person."""
-        if self._kind is None:
+        if self._kind is None or self._is_ending:
             return False
         return self.age_s(now) >= ALERT_AFTER_S.get(self._kind, ALERT_OTHERWISE_S)
 
@@ -185,7 +191,7 @@ class Waits:
         )
 
     def _find(self, registry: Registry, open_devices: Sequence[str], now: float) -> Wait | None:
-        opened = self._open
+        opened, self._is_ending = self._open, False
         if opened is not None and opened.kind == "fleet":
             is_ready = registry.available(now)
             ready, wanted = int(is_ready.sum()), registry.attainable(self.min_ready)
@@ -206,6 +212,7 @@ class Waits:
         lost = [x for name in open_devices if not (x := registry[name]).is_linked(now)]
         if not lost or len(lost) < len(open_devices):
             return None
+        self._is_ending = all(x.off_since is not None for x in lost)  # `reason_lost`
         return Wait("updates", self.next_round - 1, self._named(lost, now))
 
     def _of_round(self, registry: Registry, now: float) -> Wait | None:

@@ -15,7 +15,7 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.rounds.alert_monitor import DISK_PERIOD_S, AlertMonitor, DiskUse, disk_use
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.state.alerts import AlertChange
-from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, Registry
+from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, OFF_GRACE_S, Registry
 from fairbed.coordinator.state.waits import Waits
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.event_log import EventLog
@@ -41,6 +41,8 @@ class Monitored:
         self.registry.expect(["pi-0", "pi-1"])
         self.disk = DiskUse(free_bytes=100 * GB, run_bytes=GB)
         self.changes: list[AlertChange] = []
+        self.open: list[str] = []
+        """Devices with an open exchange."""
         self.waits = Waits(self.clock.now, self.log.clock)
         self.monitor = AlertMonitor(
             self.registry,
@@ -49,6 +51,7 @@ class Monitored:
             self.changes.append,
             measure_disk=lambda folder: self.disk,
             waits=self.waits,
+            open_devices=lambda: self.open,
             stall_alert_s=60.0,
         )
 
@@ -154,6 +157,43 @@ async def test_a_silent_device_that_the_next_round_needs_is_named_within_5_s(
     run.store.close()
 
 
+async def test_a_silent_device_that_alone_is_at_work_is_named_within_5_s(tmp_path: Path) -> None:
+    """Asynchronous rounds end in it, too: the others have trained this version."""
+    run = Monitored(tmp_path / "run", make_config())
+    run.waits.next_round = 5
+    async with anyio.create_task_group() as group:
+        group.start_soon(run.monitor.run)
+        run.monitor.begin_training()
+        await run.watch("pi-0", "pi-1", for_s=10.0)
+        run.open = ["pi-0", "pi-1"]
+        silent_s = run.log.at_s(run.registry["pi-1"].context_at) + CONTEXT_MAX_AGE_S
+        await run.watch("pi-0", for_s=20.0)
+        assert run.changes == [], "the other one may finish"
+        run.open = ["pi-1"]
+        waits_s = run.log.at_s()
+        assert waits_s > silent_s
+        await run.watch("pi-0", for_s=6.0)
+        (begin,) = run.changes
+        assert begin.begin_s - waits_s <= 5.0
+        assert re.fullmatch(
+            r"missing pi-1 \(silent since \d\d:\d\d:\d\d\): round 4 waits for updates of devices "
+            r"out of contact, at most round\.deadline_s; to go on at once, exclude pi-1",
+            begin.text,
+        )
+        run.open = []
+        await run.watch("pi-0", for_s=4.0)
+        assert run.changes[-1].is_over
+        run.open = ["pi-1"]
+        run.registry.mark_off("pi-1", 1, run.clock.now())
+        await run.watch("pi-0", for_s=OFF_GRACE_S + 2.0)
+        assert len(run.changes) == 2, "the exchange of a device that left ends by itself"
+        run.store.flush()
+        with RunReader(tmp_path / "run") as reader:
+            assert reader.run().waiting == "pi-1"
+        group.cancel_scope.cancel()
+    run.store.close()
+
+
 async def test_a_wait_for_answers_of_devices_is_named(tmp_path: Path) -> None:
     run = Monitored(tmp_path / "run", make_config())
     run.monitor.begin_training()
@@ -163,7 +203,12 @@ async def test_a_wait_for_answers_of_devices_is_named(tmp_path: Path) -> None:
         with run.waits.waiting("losses", 3, lambda: ["pi-1"]):
             await run.watch("pi-0", "pi-1", for_s=20.0)
             (change,) = run.changes
-            assert "round 3 waits for losses before its selection: pi-1 (" in change.text
+            assert re.fullmatch(
+                r"missing pi-1 \(.+ since \d\d:\d\d:\d\d\): round 3 waits for losses before "
+                r"its selection, at most selection\.loss_query_timeout_s; to go on at once, "
+                r"exclude pi-1",
+                change.text,
+            )
             run.store.flush()
             with RunReader(tmp_path / "run") as reader:
                 assert reader.run().waiting == "pi-1"

@@ -1,11 +1,13 @@
 """Runs with `broker.url = "lab"`: agents that are enrolled once serve run after run."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,8 @@ import psutil
 import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.tables import SelectionRow
+from fairbed.testbed.experiment.shards import StoredShards
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.folder import Lab, LabBroker
 from fairbed.testbed.lab.identities import Identities
@@ -38,7 +42,7 @@ rounds = {rounds}
 name = "softmax"
 [selection]
 per_round = 2
-beta = 0.3
+beta = 0.6
 [round]
 min_devices = 2
 [broker]
@@ -80,12 +84,13 @@ class Coordinator(NamedTuple):
 
 @contextmanager
 def agent(lab: Lab, name: str, password: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the agent of an enrolled device, which takes signed messages only."""
+    """Run the agent of an enrolled device, which takes signed messages only and knows its lab."""
     config = folder / f"{name}.toml"
     url = f"mqtts://{name}:{password}@127.0.0.1:{lab.settings.port}?cafile={lab.ca}"
     config.write_text(
         f'name = "{name}"\nbroker_url = "{url}"\ncache_folder = "{folder / name}"\n'
         f'state_folder = "{folder / name}"\n{task_key_line(lab, name)}'
+        f'lab_url = "https://127.0.0.1:{lab.settings.enrol_port}"\n'
     )
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
@@ -107,14 +112,17 @@ def fairbed(lab: Lab, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @contextmanager
-def coordinator(lab: Lab, folder: Path, run: str, rounds: int) -> Iterator[Coordinator]:
-    """Run `fairbed coordinator` for the duration of a block."""
+def coordinator(
+    lab: Lab, folder: Path, run: str, rounds: int, *, more: str = "", resume: bool = False
+) -> Iterator[Coordinator]:
+    """Run `fairbed coordinator` for the duration of a block; `more` is of its experiment."""
     experiment = folder / "lab.toml"
-    experiment.write_text(EXPERIMENT.format(rounds=rounds))
+    experiment.write_text(EXPERIMENT.format(rounds=rounds) + more)
     out = folder / f"{run}.out"
+    what = [str(folder / run)] if resume else [str(experiment), "--out", str(folder / run)]
     with out.open("wb") as file:  # a pipe that is not read would stop a long run
         process = subprocess.Popen(
-            [*FAIRBED, "coordinator", str(experiment), "--out", str(folder / run), "--headless"],
+            [*FAIRBED, "coordinator", *what, "--headless"],
             env=os.environ | {"FAIRBED_LAB": str(lab.folder)},
             stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -173,6 +181,61 @@ def test_agents_that_are_enrolled_once_serve_two_runs(lab: Lab, tmp_path: Path) 
             assert (command.action, command.operator) == ("stop", "local")
         (row,) = [row for row in Audit(lab.audit).rows() if row.action == "command"]
         assert (row.by, row.detail) == ("operator_local", "stop second")
+
+
+FLEET = ("pi-1", "pi-2", "pi-3")
+
+
+def selections(folder: Path, name: str) -> dict[int, SelectionRow]:
+    """Return the rows of a device in the selections of a run, by round."""
+    with RunReader(folder) as reader:
+        rows = [row for x in reader.rounds() for row in reader.selections(x.round)]
+    return {row.round: row for row in rows if row.device == name}
+
+
+@pytest.mark.full
+def test_a_device_renamed_in_the_lab_keeps_row_data_and_queue_of_a_live_run(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    more = f"[[fleet]]\nphysical = {json.dumps(FLEET)}\n"
+    with ExitStack() as stack:
+        stack.enter_context(lab_up(lab))
+        with Identities(lab.database) as identities:
+            passwords = {name: identities.create(name) for name in FLEET}
+        for name, password in passwords.items():
+            stack.enter_context(agent(lab, name, password, tmp_path))
+
+        def is_renamed(run: Coordinator, after: int) -> bool:
+            return any(row.is_selected for x, row in selections(run.folder, "board-9").items()
+                       if x > after)  # fmt: skip
+
+        with coordinator(lab, tmp_path, "run", rounds=100_000, more=more) as run:
+            run.wait_round(3, "round 3")
+            # All shards have names: the new name of the board finds none that is free.
+            renamed = fairbed(lab, "devices", "rename", "pi-3", "board-9")
+            assert renamed.returncode == 0, renamed.stderr
+            closed = run.rounds()
+            wait_until(lambda: is_renamed(run, closed), "an exchange under the new name")
+            assert fairbed(lab, "stop", str(run.folder)).returncode == 0
+            run.end()
+        closed = run.rounds()
+        with coordinator(lab, tmp_path, "run", rounds=100_000, more=more, resume=True) as run:
+            wait_until(lambda: is_renamed(run, closed), "an exchange after the resume")
+            assert fairbed(lab, "stop", str(run.folder)).returncode == 0
+            run.end()
+    with RunReader(run.folder) as reader:
+        rows = {row.name: row.row for row in reader.devices()}
+        events = [event for _, event in reader.events()]
+        exchanges = {row.device for row in reader.exchanges()}
+    assert rows == {"pi-1": 0, "pi-2": 1, "board-9": 2}
+    assert exchanges == set(rows)
+    assert StoredShards.read(run.folder) == rows
+    assert [x.device for x in events if x.kind == "renamed"] == ["board-9"]
+    assert "refused" not in {event.kind for event in events}
+    queue = selections(run.folder, "board-9")
+    assert {1, 2, 3} < set(queue)
+    for one, two in pairwise(sorted(queue)):
+        step = 0.6 - queue[two].is_selected
+        assert queue[two].queue == pytest.approx(max(queue[one].queue + step, 0.0)), (one, two)
 
 
 def test_a_lab_that_is_down_is_named(lab: Lab, tmp_path: Path) -> None:
