@@ -37,7 +37,7 @@ def sampled(pids: Collection[int], file: Path) -> Iterator[None]:
     """
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(HERTZ), "-o", str(file)]
     command += ["-p", ",".join(map(str, pids))]
-    with subprocess.Popen(guarded(command), stderr=subprocess.PIPE, text=True) as perf:
+    with subprocess.Popen(guarded(command), stderr=subprocess.PIPE, encoding="utf-8") as perf:
         try:
             yield
         finally:
@@ -62,7 +62,7 @@ def work_of(file: Path, kinds: Mapping[int, str]) -> "Counter[tuple[str, str]]":
     found = subprocess.run(
         ["perf", "script", "-i", str(file), "-F", "pid,ip,dso"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=PERF_S,
         check=True,
         env={**os.environ, "LC_ALL": "C"},

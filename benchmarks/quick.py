@@ -144,7 +144,7 @@ def _bench(name: str, *options: str) -> dict[str, Any]:
     """Return the results of a benchmark in a process of its own."""
     command = [sys.executable, "-m", "fairbed.testbed.cli.main", "bench", name, *options, "--json"]
     done = subprocess.run(
-        guarded(command), capture_output=True, text=True, timeout=LONGEST_S, check=False
+        guarded(command), capture_output=True, encoding="utf-8", timeout=LONGEST_S, check=False
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
