@@ -137,7 +137,7 @@ def product() -> str:
 
 def _product_files(root: str) -> Iterator[str]:
     """Yield the paths below a root; as text, because a start waits for them."""
-    folders = list(PACKAGES)
+    folders, shown = list(PACKAGES), {os.path.normpath(name) for name in READERS}
     while folders:
         folder = folders.pop()
         with os.scandir(os.path.join(root, folder)) as entries:
@@ -145,7 +145,7 @@ def _product_files(root: str) -> Iterator[str]:
                 path = os.path.join(folder, entry.name)
                 if entry.name.endswith(SUFFIXES):
                     yield path
-                elif path.replace(os.sep, "/") not in READERS and entry.is_dir(follow_symlinks=False):
+                elif entry.is_dir(follow_symlinks=False) and path not in shown:
                     folders.append(path)
 
 
