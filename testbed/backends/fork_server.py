@@ -162,7 +162,7 @@ def main() -> None:
     if sys.argv[2] == "fork":
         gc.disable()  # imports leave no garbage, and a collection looks at all that they make
         warm()
-        _freeze()
+        gc.freeze()
         gc.enable()
     fork_server.serve()
 
