@@ -59,7 +59,7 @@ PHASES_OF_4E2EFB5: Phases = (
     ("device_agent.worker:Worker.compute", "first round"),
 )
 
-HOOK = '''
+HOOK = """
 import functools, importlib.machinery, os, sys, threading, time
 import _frozen_importlib as frozen
 
@@ -122,7 +122,7 @@ if os.environ.get("START_FOLDER"):
     frozen._find_and_load = counted
     sys.meta_path.insert(0, Finder())
     os.register_at_fork(before=forking, after_in_child=forked)
-'''
+"""
 """`sitecustomize.py` of the processes of a run."""
 
 Columns = dict[tuple[str, str], float]
@@ -210,7 +210,7 @@ def _columns(notes: Path, total: dict[int, float], coordinator: int) -> Columns:
         if rows[0][0] == "fork":
             kind = "an agent"
         marks = [(phase, int(cpu) / 1e6, int(imports) / 1e6) for phase, cpu, imports in rows]
-        after = marks[1:] + [("", ms, marks[-1][2])]
+        after = [*marks[1:], ("", ms, marks[-1][2])]
         names = [BEFORE[kind], *(phase for phase, _, _ in marks[1:])]
         if kind != "an agent":
             found[kind, "interpreter"].append(marks[0][1])

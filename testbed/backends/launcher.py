@@ -348,6 +348,8 @@ def warm() -> None:
 
     Forks have what is installed, and compiled patterns, in common.
     """
+    import numpy as np
+
     from fairbed.device_agent.engines.onnx import load_runtime
     from fairbed.device_agent.errors import EngineError
     from fairbed.device_agent.installed import engine_version, known_rules
@@ -357,6 +359,7 @@ def warm() -> None:
     for module in _WARM:
         importlib.import_module(module)
     real_host()
+    np.lib.NumpyVersion(np.__version__)  # compiles a pattern, as a session does at its first step
     known_rules(())
     with suppress(EngineError):  # each agent reports it
         engine_version()
