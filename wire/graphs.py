@@ -162,7 +162,7 @@ def _word(value: "int | _Bytes", where: str) -> None:
 
 def _element_type(value: "int | _Bytes", where: str) -> None:
     if value not in _ITEM_BYTES:
-        raise DecodeError(f"{where}: elements must be float32, int64 or bool, got type {value}")
+        raise DecodeError(f"{where}: elements must be float32, int64 or bool, got type {value!r}")
 
 
 def _constant(value: "int | _Bytes", where: str) -> None:
