@@ -19,7 +19,8 @@ from msgspec import Struct
 
 from fairbed import profiles
 from fairbed.profiles import Profile, Quantity
-from fairbed.testbed.emulation.step_speed import StepWork, one_speed_s, step_s
+from fairbed.testbed.emulation.step_speed import one_speed_s, step_s
+from fairbed.testbed.emulation.work import StepWork
 from fairbed.testbed.host.calibration import reference_step
 from fairbed.testbed.host.speed import REFERENCE_STEP_S
 from fairbed.testbed.progress import tracked

@@ -5,7 +5,9 @@
 
 MLP 784-318-10 (253,000 values), 320 training examples per device, batch 32, one epoch, all devices
 in every round, no evaluation. A round lasts from the dispatch to the publication of the next
-model. `cpu_ms_KIND` is the processor time of all processes of a kind in one round (Linux only).
+model. `cpu_ms_KIND` is the processor time of all processes of a kind in one round (Linux only),
+`first_round_cpu_ms_KIND` that from the command to the end of the first round; its phases are shown
+by `python tools/measure_start.py`. Modules are compiled before.
 With `--echo` a device takes one step instead of an epoch, so that mostly the exchange remains.
 
 `--where` shows the floor of a round, its bare operations, beside what the processes of a run do, by
@@ -35,7 +37,13 @@ import numpy as np
 
 from benchmarks._floor import floor_of_round
 from benchmarks._libraries import sampled, work_of
-from benchmarks._live_run import ALL_STEPS, KINDS, live_run, save_random_examples
+from benchmarks._live_run import (
+    ALL_STEPS,
+    KINDS,
+    compiled_environment,
+    live_run,
+    save_random_examples,
+)
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.host.guard import guarded
@@ -136,7 +144,7 @@ def in_turns(ours: Callable[[], Result], flower: Callable[[], Result], turns: in
         for name, run in order if turn % 2 else order[::-1]:
             found[name].append(run())
     result: Result = {"turns": turns, "flwr": FLOWER, "load_1min": os.getloadavg()[0]}
-    for key in ("round_median_s", "first_round_done_s", "cpu_ms"):
+    for key in ("round_median_s", "first_round_done_s", "cpu_ms", "first_round_cpu_ms"):
         columns = {name: [cpu_ms(run, key) for run in runs] for name, runs in found.items()}
         columns["ratio"] = [a / b for a, b in zip(columns["ours"], columns["flower"], strict=True)]
         for name, values in columns.items():
@@ -220,6 +228,8 @@ def measure_flower(python: str, agents: int, rounds: int, steps: int) -> Result:
         "round_median_s": statistics.median(b[0] - a[0] for a, b in pairwise(ends)),
         "cpu_ms_server": cpu[0],
         "cpu_ms_clients": cpu[1],
+        "first_round_cpu_ms_server": 1e3 * ends[0][1],
+        "first_round_cpu_ms_clients": 1e3 * ends[0][2],
     }
 
 
@@ -246,6 +256,7 @@ def measure(
         folder = Path(name)
         data = folder / "random.npz"
         save_random_examples(data, EXAMPLES * agents)
+        environment = compiled_environment()
         started = time.perf_counter()
         with live_run(
             folder,
@@ -256,6 +267,7 @@ def measure(
             client=client,
             batch_size=BATCH,
             max_steps=1 if is_echo else ALL_STEPS,
+            environment=environment,
         ) as run:
             closings = run.rounds()
             next(closings)
@@ -285,6 +297,7 @@ def measure(
         "close_median_s": statistics.median(row.close_s for row in closed[1:]),
         "lag_p99_median_s": statistics.median(row.lag_p99_s for row in closed[1:]),
         **{f"cpu_ms_{kind}": 1e3 * (after[kind] - before[kind]) / (rounds - 2) for kind in after},
+        **{f"first_round_cpu_ms_{kind}": 1e3 * before[kind] for kind in before},
         "merged": min(row.aggregated for row in closed),
         **{
             f"{phase}_median_s": statistics.median(

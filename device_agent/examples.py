@@ -68,6 +68,8 @@ class CachedShard:
     def __init__(self, cache: BlobCache, manifest: Manifest) -> None:
         self._cache = cache
         self._manifest = manifest
+        self._holds_out = True
+        """Unknown before it was read."""
 
     def load(self, meter: Meter) -> tuple[Labelled, None]:
         """Read the shard from the cache.
@@ -78,7 +80,9 @@ class CachedShard:
         """
         blob = self._read()
         meter.read(len(blob))
-        return decode_shard(blob).arrays(), None
+        shard = decode_shard(blob)
+        self._holds_out = shard.held_out is not None
+        return shard.arrays(), None
 
     def held_out(self) -> Labelled | None:
         """Read the held-out examples of the shard, if it has some.
@@ -87,7 +91,7 @@ class CachedShard:
             NotPrepared: The file is missing or corrupt.
             DecodeError: The file is not a shard.
         """
-        held_out = decode_shard(self._read()).held_out
+        held_out = decode_shard(self._read()).held_out if self._holds_out else None
         return None if held_out is None else held_out.arrays()
 
     def _read(self) -> bytes:

@@ -29,9 +29,7 @@ def installed_version(distribution: str) -> str | None:
     Reads it from the name of the `.dist-info` folder, or of the `.egg-info` of a Linux
     distribution: `importlib.metadata` would import `email`, `zipfile` and more (3 MiB).
     """
-    start = distribution.replace("-", "_") + "-"
-    found = next((r.stem for r in _records(*sys.path) if r.name.startswith(start)), None)
-    return None if found is None else found.removeprefix(start).partition("-py")[0]
+    return _versions(*sys.path).get(distribution.replace("-", "_"))
 
 
 def installed_entry_points(group: str) -> list[str]:
@@ -43,14 +41,24 @@ def installed_entry_points(group: str) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _records(*path: str) -> tuple[Path, ...]:
+def _records(*path: str) -> tuple[str, ...]:
     """Return what records an installation, in the order of a path, read once per process."""
-    found: list[Path] = []
+    found: list[str] = []
     for folder in path:
         with suppress(OSError):  # a path may have folders that do not exist
             names = sorted(n for n in os.listdir(folder or ".") if n.endswith(RECORDS))
-            found += [Path(folder or ".", name) for name in names]
+            found += [os.path.join(folder or ".", name) for name in names]
     return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _versions(*path: str) -> dict[str, str]:
+    """Return the version of each distribution; the first one on the path counts."""
+    found: dict[str, str] = {}
+    for record in _records(*path):
+        name, _, rest = os.path.basename(record).rpartition(".")[0].partition("-")
+        found.setdefault(name, rest.partition("-py")[0])
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -59,10 +67,10 @@ def _entry_points(group: str, *path: str) -> frozenset[str]:
     return frozenset(name for record in _records(*path) for name in _names(record, group))
 
 
-def _names(record: Path, group: str) -> Iterator[str]:
+def _names(record: str, group: str) -> Iterator[str]:
     """Yield the names in one group of a distribution."""
     try:
-        text = (record / "entry_points.txt").read_text(encoding="utf-8")
+        text = Path(record, "entry_points.txt").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return
     section = ""

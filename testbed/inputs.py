@@ -128,18 +128,25 @@ def product() -> str:
     if not os.path.exists(root / ".git"):
         return number
     digest = hashlib.sha256()
-    for path in sorted(_product_files(root)):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
+    for path in sorted(_product_files(str(root))):
+        digest.update(f"{path.replace(os.sep, '/')}\0".encode())
+        with open(os.path.join(root, path), "rb", buffering=0) as file:
+            digest.update(file.readall())
     return f"{number} (source {digest.hexdigest()[:HASH_DIGITS]})"
 
 
-def _product_files(root: Path) -> Iterator[Path]:
-    readers = {root / name for name in READERS}
-    for package in PACKAGES:
-        for folder, folders, names in os.walk(root / package):
-            folders[:] = [one for one in folders if Path(folder, one) not in readers]
-            yield from (Path(folder, name) for name in names if name.endswith(SUFFIXES))
+def _product_files(root: str) -> Iterator[str]:
+    """Yield the paths below a root; as text, because a start waits for them."""
+    folders, shown = list(PACKAGES), {os.path.normpath(name) for name in READERS}
+    while folders:
+        folder = folders.pop()
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                path = os.path.join(folder, entry.name)
+                if entry.name.endswith(SUFFIXES):
+                    yield path
+                elif entry.is_dir(follow_symlinks=False) and path not in shown:
+                    folders.append(path)
 
 
 def shown_path(path: str) -> str:

@@ -1,4 +1,4 @@
-"""The counts of a round, a chunk and a message, beside their table, tests/costs.json."""
+"""The counts of a round, a chunk, a message and a start, beside their table, tests/costs.json."""
 
 import sys
 
@@ -38,5 +38,12 @@ def test_a_function_that_grew_is_named() -> None:
     more = structs.replace(table, chunk={**table.chunk, name: table.chunk[name] + 1})
     assert growth(more, table) == ["a chunk:", f"    {2:5} -> {3:5}  {name}"]
     assert fall(table, more) == ["a chunk:", f"    {2:5} -> {3:5}  {name}"]
+    kept = table.modules["agent"]
+    larger = structs.replace(table, modules={**table.modules, "agent": {**kept, "torch": 900}})
+    count = sum(kept.values())
+    assert growth(larger, table) == [
+        f"agent: {count} -> {count + 900} modules imported before the end of the first round",
+        f"    {0:5} -> {900:5}  torch",
+    ]
     many = structs.replace(table, round={**table.round, "wire/x.py:f": 1000})
     assert growth(many, table)[1] == f"    {0:5} -> {1000:5}  wire/x.py:f"

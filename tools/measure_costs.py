@@ -1,14 +1,17 @@
 """Count what a warm round costs: python tools/measure_costs.py [--write --reason TEXT].
 
 Times move with the machine, counts do not: calls of the product's functions, messages, hashed and
-checked bytes. A real coordinator, real agents and a broker in memory run in one process, on Python
-3.11. Without options, the counts are printed beside those of the table, tests/costs.json, and the
-status is 1 if one is above it; `--write` replaces the table and keeps the reason with it.
+checked bytes, imported modules. A real coordinator, real agents and a broker in memory run in one
+process, on Python 3.11. Without options, the counts are printed beside those of the table,
+tests/costs.json, and the status is 1 if one is above it; `--write` replaces the table and keeps the
+reason with it.
 
 * round: all devices of `DEVICES` train once and exchange a model of one chunk.
 * exchange: what one more device adds to a round.
 * chunk: what one more chunk adds to a download and an upload, without threads and timers: exact.
 * message: encoding and decoding of each message of the wire: exact.
+* modules: what `fairbed run` and the processes of its agents import before the first round has
+  ended, of the product by name, of other packages their number.
 
 The counts of a round are the least of some warm rounds, function by function: a timer that falls
 into one of them does not count.
@@ -16,6 +19,8 @@ into one of them does not count.
 
 import argparse
 import hashlib
+import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -61,8 +66,37 @@ PARTS = {
 }
 """Part by the folder of a function; the longest folder decides."""
 
+START = """
+name = "start"
+rounds = 1
+[data]
+dataset = "synthetic"
+[model]
+name = "softmax"
+[selection]
+policy = "uniform"
+per_round = 1
+[emulation]
+backend = "process"
+[[fleet]]
+name = "agent"
+count = 1
+"""
+"""A run of one device, for its imports."""
+START_S = 120.0
+"""Longest time of that run."""
+PRODUCT = "fairbed"
+NOT_COUNTED = frozenset(
+    {PRODUCT, "_distutils_hack", "imported package", "org", "sitecustomize", "usercustomize"}
+    | sys.stdlib_module_names
+)
+"""Packages beside the others: Python's own, those of an environment, the title of the list, and
+a name that Python tries to import on Java."""
+
 Calls = dict[str, float]
 """Calls by `path:function`."""
+Modules = dict[str, int]
+"""1 for each module of the product, and the number of modules of each other package."""
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -78,6 +112,8 @@ class Costs(msgspec.Struct, frozen=True):
     """Of a round."""
     hashed: dict[str, float]
     """SHA-256 in a round by part, bytes per byte of the model and device."""
+    modules: dict[str, Modules]
+    """Imported before the end of the first round, by kind of process."""
     reasons: tuple[str, ...] = ()
     """Why the table changed, the newest last."""
 
@@ -151,7 +187,47 @@ def measure() -> Costs:
         message={name: count_message(name) for name in sorted(MESSAGES)},
         packets=packets,
         hashed=hashed,
+        modules=count_modules(),
     )
+
+
+def count_modules() -> dict[str, Modules]:
+    """Return what a headless run imports before its first round has ended, and what an agent does.
+
+    The interpreter names each import on stderr, which is the log of the fork server and of the
+    agents, too. An agent has the modules of the fork server and its own.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "start.toml").write_text(START, encoding="utf-8")
+        command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", "start.toml"]
+        done = subprocess.run(
+            [*command, "--headless", "--json", "--out", "run"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"},
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+        logs = [folder / "run" / "logs" / f"{log}.log" for log in ("fork-server", "agent-1")]
+        of_agent = "".join(log.read_text(encoding="utf-8") for log in logs)
+    return {
+        "run": modules_in(done.stderr.partition("\nround 1/1")[0]),
+        "agent": modules_in(of_agent),
+    }
+
+
+def modules_in(log: str) -> Modules:
+    """Return the imports of a process without those of Python's own library."""
+    lines = (line for line in log.splitlines() if line.startswith("import time:"))
+    names = {line.rpartition("|")[2].strip() for line in lines}
+    packages = Counter(name.partition(".")[0] for name in names)
+    others = {package: count for package, count in packages.items() if package not in NOT_COUNTED}
+    own = dict.fromkeys((name for name in names if name.partition(".")[0] == PRODUCT), 1)
+    return dict(sorted((own | others).items()))
 
 
 def count_round(devices: int, features: int = 60) -> tuple[Calls, int, dict[str, float]]:
@@ -291,6 +367,10 @@ def growth(now: Costs, table: Costs) -> list[str]:
     for name, count in now.message.items():
         if count > table.message.get(name, 0):
             problems.append(f"message {name}: {table.message.get(name, 0)} -> {count} calls")
+    for kind, modules in now.modules.items():
+        before = table.modules[kind]
+        if sum(modules.values()) > sum(before.values()):
+            problems += [f"{kind}: {_more_modules(modules, before)}", *_grown(modules, before)]
     if now.packets > table.packets:
         problems.append(f"a round: {table.packets} -> {now.packets} messages")
     for part, size in now.hashed.items():
@@ -313,11 +393,19 @@ def fall(now: Costs, table: Costs) -> list[str]:
         problems.append("a message needs fewer calls")
     if now.packets < table.packets:
         problems.append(f"a round: {table.packets} -> {now.packets} messages")
+    for kind, modules in now.modules.items():
+        if sum(modules.values()) < sum(table.modules[kind].values()) * (1 - FALL):
+            problems.append(f"{kind}: {_more_modules(modules, table.modules[kind])}")
     return problems
 
 
-def _grown(now: Calls, was: Calls) -> list[str]:
-    """Return a line for each function that has more calls, the largest growth first."""
+def _more_modules(now: Modules, was: Modules) -> str:
+    counts = f"{sum(was.values())} -> {sum(now.values())}"
+    return f"{counts} modules imported before the end of the first round"
+
+
+def _grown(now: Mapping[str, float], was: Mapping[str, float]) -> list[str]:
+    """Return a line for each function or module with more, the largest growth first."""
     more = {name: count - was.get(name, 0) for name, count in now.items()}
     largest = sorted(more, key=lambda name: (-more[name], name))[:20]
     return [f"    {was.get(n, 0):5g} -> {now[n]:5g}  {n}" for n in largest if more[n] > 0]
@@ -358,6 +446,10 @@ def main() -> int:
     print(f"chunk, both directions {sum(now.chunk.values(), 0.0):.0f} calls")
     print(f"message, median        {np.median(list(now.message.values())):.0f} calls")
     print(f"round                  {now.packets} messages")
+    for kind, modules in now.modules.items():
+        own = sum(name.startswith(PRODUCT) for name in modules)
+        others = sum(modules.values()) - own
+        print(f"imported, {kind:<12} {own} modules of the product, {others} of other packages")
     for part, size in now.hashed.items():
         print(f"hashed, {part:<14} {size} bytes per byte of model and device")
     problems = growth(now, table) if table else []

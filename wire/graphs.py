@@ -42,7 +42,11 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_TAG = (1 << 32) - 1
 _MAX_DIM, _MAX_RANK = 1 << 40, 8
 
-_Check: TypeAlias = Callable[["int | memoryview", str], None]
+_COPIED_BYTES = 1 << 12
+"""A message of this size is copied before it is read: a byte of `bytes` is read twice as fast."""
+
+_Bytes: TypeAlias = "bytes | memoryview"
+_Check: TypeAlias = Callable[["int | bytes | memoryview", str], None]
 _Message: TypeAlias = Mapping[int, tuple[tuple[int, ...], _Check]]
 """Allowed fields of a message: their wire types, and the check of each value."""
 
@@ -64,7 +68,7 @@ def check_graph(graph: bytes, where: str = "graph") -> None:
         raise DecodeError(f"{where}: must be a serialised ONNX model, got {graphs} graphs")
 
 
-def _walk(data: memoryview, message: _Message, where: str) -> None:
+def _walk(data: _Bytes, message: _Message, where: str) -> None:
     for number, wire_type, value in _fields(data, where):
         allowed = message.get(number)
         if allowed is None or wire_type not in allowed[0]:
@@ -75,28 +79,36 @@ def _walk(data: memoryview, message: _Message, where: str) -> None:
         allowed[1](value, where)
 
 
-def _fields(data: memoryview, where: str) -> Iterator[tuple[int, int, "int | memoryview"]]:
-    """Yield number, wire type and value of each field."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at, where)
+def _fields(data: _Bytes, where: str) -> Iterator[tuple[int, int, "int | _Bytes"]]:
+    """Yield number, wire type and value of each field; most numbers have one byte."""
+    at, end = 0, len(data)
+    while at < end:
+        tag = data[at]
+        at += 1
+        if tag > 127:
+            tag, at = _varint(data, at - 1, where)
         number, wire_type = tag >> 3, tag & 7
         if tag > _MAX_TAG or number == 0:
             raise DecodeError(f"{where}: must be a serialised ONNX model, got the tag {tag}")
-        value: int | memoryview
-        if wire_type == _VARINT:
-            value, at = _varint(data, at, where)
-        elif wire_type == _BYTES:
-            size, at = _varint(data, at, where)
-            value, at = _cut(data, at, size, where)
+        if wire_type in (_VARINT, _BYTES):
+            value = data[at] if at < end else 128
+            at += 1
+            if value > 127:
+                value, at = _varint(data, at - 1, where)
+            if wire_type == _VARINT:
+                yield number, wire_type, value
+                continue
         elif wire_type in (_FIXED32, _FIXED64):
-            value, at = _cut(data, at, 4 if wire_type == _FIXED32 else 8, where)
+            value = 4 if wire_type == _FIXED32 else 8
         else:
             raise DecodeError(f"{where}: must be a serialised ONNX model, got type {wire_type}")
-        yield number, wire_type, value
+        if value > end - at:
+            raise DecodeError(f"{where}: must be a serialised ONNX model, got a cut one")
+        yield number, wire_type, data[at : at + value]
+        at += value
 
 
-def _varint(data: memoryview, at: int, where: str) -> tuple[int, int]:
+def _varint(data: _Bytes, at: int, where: str) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -111,26 +123,21 @@ def _varint(data: memoryview, at: int, where: str) -> tuple[int, int]:
     raise DecodeError(f"{where}: must be a serialised ONNX model, got an integer above 64 bits")
 
 
-def _cut(data: memoryview, at: int, size: int, where: str) -> tuple[memoryview, int]:
-    if size > len(data) - at:
-        raise DecodeError(f"{where}: must be a serialised ONNX model, got a cut one")
-    return data[at : at + size], at + size
-
-
-def _anything(value: "int | memoryview", where: str) -> None:
+def _anything(value: "int | _Bytes", where: str) -> None:
     """Accept a number, or a name."""
 
 
 def _message(message: _Message, name: str) -> tuple[tuple[int, ...], _Check]:
-    def check(value: "int | memoryview", where: str) -> None:
-        assert isinstance(value, memoryview)
-        _walk(value, message, f"{where}: {name}")
+    def check(value: "int | _Bytes", where: str) -> None:
+        assert not isinstance(value, int)
+        part = bytes(value) if len(value) <= _COPIED_BYTES else value
+        _walk(part, message, f"{where}: {name}")
 
     return (_BYTES,), check
 
 
-def _operation(value: "int | memoryview", where: str) -> None:
-    assert isinstance(value, memoryview)
+def _operation(value: "int | _Bytes", where: str) -> None:
+    assert not isinstance(value, int)
     name = bytes(value[:60]).decode("utf-8", "replace")
     if len(value) > 60 or name not in OPERATIONS:
         raise DecodeError(
@@ -139,37 +146,37 @@ def _operation(value: "int | memoryview", where: str) -> None:
         )
 
 
-def _no_domain(value: "int | memoryview", where: str) -> None:
-    assert isinstance(value, memoryview)
+def _no_domain(value: "int | _Bytes", where: str) -> None:
+    assert not isinstance(value, int)
     if len(value):
         name = bytes(value[:60]).decode("utf-8", "replace")
         raise DecodeError(f"{where}: must be of the domain of ONNX, got {name!r}")
 
 
-def _word(value: "int | memoryview", where: str) -> None:
-    assert isinstance(value, memoryview)
+def _word(value: "int | _Bytes", where: str) -> None:
+    assert not isinstance(value, int)
     if bytes(value[:60]) not in WORDS:
         got = bytes(value[:60]).decode("utf-8", "replace")
         raise DecodeError(f"{where}: must be one of {', '.join(_WORDS)}, got {got!r}")
 
 
-def _element_type(value: "int | memoryview", where: str) -> None:
+def _element_type(value: "int | _Bytes", where: str) -> None:
     if value not in _ITEM_BYTES:
-        raise DecodeError(f"{where}: elements must be float32, int64 or bool, got type {value}")
+        raise DecodeError(f"{where}: elements must be float32, int64 or bool, got type {value!r}")
 
 
-def _constant(value: "int | memoryview", where: str) -> None:
+def _constant(value: "int | _Bytes", where: str) -> None:
     """Check a tensor inside the graph: its size must be that of its data."""
-    assert isinstance(value, memoryview)
+    assert not isinstance(value, int)
     where = f"{where}: constant"
     _walk(value, _TENSOR, where)
-    dims, types, raw = list[int](), list[int](), list[memoryview]()
+    dims, types, raw = list[int](), list[int](), list[_Bytes]()
     for number, _, part in _fields(value, where):
         if number == 1:
             dims += [part] if isinstance(part, int) else _numbers(part, where)
         elif number == 2 and isinstance(part, int):
             types.append(part)
-        elif number == 9 and isinstance(part, memoryview):
+        elif number == 9 and not isinstance(part, int):
             raw.append(part)
     is_plain = len(types) == len(raw) == 1 and len(dims) <= _MAX_RANK
     if not is_plain or any(dim > _MAX_DIM for dim in dims):
@@ -179,7 +186,7 @@ def _constant(value: "int | memoryview", where: str) -> None:
         raise DecodeError(f"{where}: must have {wanted} bytes, got {len(raw[0])}")
 
 
-def _numbers(packed: memoryview, where: str) -> list[int]:
+def _numbers(packed: _Bytes, where: str) -> list[int]:
     found, at = list[int](), 0
     while at < len(packed):
         number, at = _varint(packed, at, where)

@@ -20,10 +20,8 @@ from fairbed.profiles.quantities import DATA
 from fairbed.profiles.reads import note
 from fairbed.profiles.series import Series
 from fairbed.profiles.text import TextError, open_text
-from fairbed.profiles.traces.iperf import is_iperf
 from fairbed.profiles.traces.mahimahi import is_mahimahi, parse_mahimahi
 from fairbed.profiles.traces.table import MAX_BYTES, check_text, parse_table
-from fairbed.profiles.traces.tegrastats import is_tegrastats
 from fairbed.profiles.traces.trace import ONE_WAY, Trace
 
 _ADVICE = "shorten it, or use longer bins: fairbed profiles import --step"
@@ -97,6 +95,9 @@ NAMES: Mapping[Format, str] = {
 
 def format_of(content: bytes) -> Format:
     """Return the format of a file by its content."""
+    from fairbed.profiles.traces.iperf import is_iperf
+    from fairbed.profiles.traces.tegrastats import is_tegrastats
+
     if is_mahimahi(content):
         return "mahimahi"
     if is_iperf(content):

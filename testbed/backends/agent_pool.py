@@ -10,17 +10,23 @@ process, so its gauge counts the frozen time, which the device does not count as
 
 import math
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
+
+from anyio.abc import Process
 
 from fairbed.device_agent.config import AgentConfig
-from fairbed.testbed.backends.agents import open_agents
+from fairbed.testbed.backends.agents import Method, open_agents, warm_fork_server
 from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.cpu_time import cpu_s
 from fairbed.testbed.backends.gauges import CONTENDED_S, FROZEN_S, Gauges
@@ -92,9 +98,6 @@ class Freezer:
             BackendError: The fork server has ended.
         """
         await self.thaw(list(self._frozen_at))
-
-
-Method: TypeAlias = Literal["auto", "fork", "spawn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,25 +210,29 @@ class AgentPool:
         site: Callable[[str], Site],
         method: Method = "auto",
         launcher: AbstractAsyncContextManager[AgentLauncher] | None = None,
+        fork_server: Process | None = None,
     ) -> AsyncIterator[None]:
         """Open the launcher; leaving ends all agents, by SIGTERM, then by SIGKILL.
 
         Args:
             site: Returns the site of a device; called at every start of the device.
-            method: How a fork server starts agents; auto forks on Linux, where that is safe.
+            method: How a new fork server starts agents.
             launcher: Starts the processes; None is a fork server.
+            fork_server: One that runs already; None starts one.
 
         Raises:
             BackendError: A process cannot be started.
         """
-        safe: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._site = site
         self._gauges = Gauges(self.folder / GAUGES, self.fleet)
-        try:
+        async with AsyncExitStack() as stack:
+            stack.callback((self.folder / GAUGES).unlink, missing_ok=True)
             if launcher is None:
-                method = safe if method == "auto" else method
-                launcher = open_agents(self.logs / "fork-server.log", method, self.on_end)
+                if fork_server is None:
+                    warm = warm_fork_server(self.logs, method)
+                    fork_server = await stack.enter_async_context(warm)
+                launcher = open_agents(fork_server, self.on_end)
             async with launcher as self._agents:
                 self._freezer = Freezer(self._agents, self._gauges)
                 try:
@@ -233,8 +240,6 @@ class AgentPool:
                 finally:  # a stopped agent cannot handle SIGTERM
                     with suppress(BackendError):
                         await self._freezer.thaw_all()
-        finally:
-            (self.folder / GAUGES).unlink(missing_ok=True)
 
     async def start(self, costs: WorkCosts | None) -> None:
         """Start all agents at once; return when every process exists.

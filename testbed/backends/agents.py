@@ -1,12 +1,13 @@
 """Client of the fork server: starts agent processes, tracks them by name, ends them."""
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import anyio
 import msgspec
@@ -183,24 +184,43 @@ class AgentProcesses:
             raise BackendError(f"fork server: accepts no more requests; {self._advice}") from exc
 
 
+Method: TypeAlias = Literal["auto", "fork", "spawn"]
+"""How a fork server starts agents; auto forks on Linux, where that is safe."""
+
+
 @asynccontextmanager
-async def open_agents(
-    log: Path, method: Literal["fork", "spawn"], on_end: OnEnd
-) -> AsyncIterator[AgentProcesses]:
-    """Open a fork server; leaving ends it and all its agents.
+async def warm_fork_server(logs: Path, method: Method = "auto") -> AsyncIterator[Process]:
+    """Start a fork server, which imports what agents need; leaving ends it.
 
     Args:
-        log: Receives the output of the fork server.
-        method: How the fork server starts agents.
-        on_end: Called for every process that ends.
+        logs: Folder that receives its output.
+        method: How it starts agents.
 
     Raises:
-        BackendError: The fork server cannot be started.
+        BackendError: It cannot be started.
     """
+    if method == "auto":
+        method = "fork" if sys.platform == "linux" else "spawn"
     try:
-        fork_server = await open_helper("fairbed.testbed.backends.fork_server", method, log=log)
+        os.makedirs(logs, exist_ok=True)
+        log = logs / "fork-server.log"
+        process = await open_helper("fairbed.testbed.backends.fork_server", method, log=log)
     except OSError as exc:
         raise BackendError(f"fork server: cannot be started, {exc}; end other processes") from exc
+    try:
+        yield process
+    finally:
+        await end_helper(process, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def open_agents(fork_server: Process, on_end: OnEnd) -> AsyncIterator[AgentProcesses]:
+    """Use a fork server; leaving ends it and all its agents.
+
+    Args:
+        fork_server: It may be importing still.
+        on_end: Called for every process that ends.
+    """
     agents = AgentProcesses(fork_server, on_end)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(agents.listen, name="backend.fork-server")

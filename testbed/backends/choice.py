@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import anyio.to_thread
+from anyio.abc import Process
 
 from fairbed.testbed.backends.base import Backend, DeviceSpec, cells_of, without
 from fairbed.testbed.backends.helper import OnEnd
@@ -54,6 +55,8 @@ class BackendChoice:
     lacks: Mapping[LinkFeature, str] = field(default_factory=dict)
     """Features of links that the backend does not emulate here, each with what to do about it, or
     nothing; the devices in `fleet` are without them (`testbed.run.preflight` warns of it)."""
+    fork_server: Process | None = None
+    """Starts the agents; None: the backend starts one, or uses containers."""
 
     @property
     def broker_host(self) -> str | None:
@@ -92,6 +95,7 @@ class BackendChoice:
                 passwords=passwords,
                 on_end=on_end,
                 engine=self.engine,
+                fork_server=self.fork_server,
             )
         return ProcessBackend(
             broker_url,
@@ -101,6 +105,7 @@ class BackendChoice:
             passwords=passwords,
             on_end=on_end,
             seed=self.seed,
+            fork_server=self.fork_server,
         )
 
 
@@ -114,6 +119,7 @@ async def open_backend(
     image: str | None = None,
     seed: int = 0,
     congestion: Congestion = "cubic",
+    fork_server: Process | None = None,
 ) -> AsyncIterator[BackendChoice]:
     """Choose a backend for a fleet and open the network that it needs.
 
@@ -125,6 +131,7 @@ async def open_backend(
         image: Container image; None is the root file system of this machine.
         seed: Seed of the jitter and loss of links.
         congestion: Congestion control of this machine towards the devices.
+        fork_server: One that runs already, for agents outside of containers.
 
     Raises:
         BackendUnavailable: The named backend does not work.
@@ -134,7 +141,9 @@ async def open_backend(
     lacks = await _lacking(name, fleet, congestion)
     fleet = [without(spec, lacks) for spec in fleet] if lacks else fleet
     if name == "process":
-        yield BackendChoice(name, rejected, fleet, folder, seed, lacks=lacks)
+        yield BackendChoice(
+            name, rejected, fleet, folder, seed, lacks=lacks, fork_server=fork_server
+        )
         return
     from fairbed.testbed.backends.containers.engine import find_engine
     from fairbed.testbed.backends.network.network import open_network
@@ -156,7 +165,9 @@ async def open_backend(
         congestion={spec.name: spec.congestion for spec in fleet},
         host_congestion="cubic" if "bbr" in lacks else congestion,
     ) as network:
-        yield BackendChoice(name, rejected, fleet, folder, seed, network, engine, lacks)
+        yield BackendChoice(
+            name, rejected, fleet, folder, seed, network, engine, lacks, fork_server
+        )
 
 
 async def _lacking(

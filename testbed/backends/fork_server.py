@@ -160,8 +160,10 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     fork_server = ForkServer(fork if sys.argv[2] == "fork" else spawn)
     if sys.argv[2] == "fork":
+        gc.disable()  # imports leave no garbage, and a collection looks at all that they make
         warm()
-        _freeze()
+        gc.freeze()
+        gc.enable()
     fork_server.serve()
 
 

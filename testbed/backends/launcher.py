@@ -58,6 +58,9 @@ _WARM = (
     "fairbed.device_agent.process",
     "fairbed.device_agent.training_work",
     "anyio._backends._asyncio",
+    "anyio._core._signals",
+    "encodings.ascii",
+    "mmap",
     "numpy.random",
 )
 """Modules that an agent imports, at its start or for its first task."""
@@ -341,7 +344,12 @@ def run_and_exit(spec: Launch) -> NoReturn:
 
 
 def warm() -> None:
-    """Import what an agent imports at its start or with its first task; read what is installed."""
+    """Import what an agent imports at its start or with its first task; look at this machine.
+
+    Forks have what is installed, and compiled patterns, in common.
+    """
+    import numpy as np
+
     from fairbed.device_agent.engines.onnx import load_runtime
     from fairbed.device_agent.errors import EngineError
     from fairbed.device_agent.installed import engine_version, known_rules
@@ -350,6 +358,8 @@ def warm() -> None:
     defer_urllib()
     for module in _WARM:
         importlib.import_module(module)
+    real_host()
+    np.lib.NumpyVersion(np.__version__)  # compiles a pattern, as a session does at its first step
     known_rules(())
     with suppress(EngineError):  # each agent reports it
         engine_version()

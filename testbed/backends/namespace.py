@@ -18,6 +18,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+from anyio.abc import Process
 
 from fairbed.testbed.backends.agent_pool import AgentLauncher, AgentPool, Site
 from fairbed.testbed.backends.apply_conditions import check_speed, write_gauges
@@ -63,6 +64,7 @@ class NamespaceBackend:
             take the login of `broker_url`.
         on_end: Called on the event loop for every process that ends, as requested or not.
         engine: Runs a container for each device; None starts agents from a fork server.
+        fork_server: One that runs already; None starts one.
 
     Raises:
         BackendError: A device name is invalid or occurs twice, or the broker's URL cannot be used.
@@ -79,8 +81,9 @@ class NamespaceBackend:
         passwords: Mapping[str, str] | None = None,
         on_end: OnEnd | None = None,
         engine: ContainerEngine | None = None,
+        fork_server: Process | None = None,
     ) -> None:
-        self._on_end, self._engine = on_end, engine
+        self._on_end, self._engine, self._fork_server = on_end, engine, fork_server
         self._pool = AgentPool(
             fleet, folder, tenant=tenant, passwords=passwords, on_end=self._ended
         )
@@ -148,7 +151,8 @@ class NamespaceBackend:
             if self._needs_forwarder:
                 await self._stack.enter_async_context(self._forwarded())
             self._groups = await self._stack.enter_async_context(open_groups(pool.fleet, names))
-            await self._stack.enter_async_context(pool.open(self._site, launcher=launcher))
+            agents = pool.open(self._site, launcher=launcher, fork_server=self._fork_server)
+            await self._stack.enter_async_context(agents)
             await self._stack.enter_async_context(self._watched())
         except BaseException:
             await self._stack.aclose()

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from fairbed.testbed.backends.agent_pool import AgentPool, Method, Site
+from anyio.abc import Process
+
+from fairbed.testbed.backends.agent_pool import AgentPool, Site
+from fairbed.testbed.backends.agents import Method
 from fairbed.testbed.backends.apply_conditions import ConditionApplier, proxy_problem
 from fairbed.testbed.backends.base import DeviceSpec, Usage, cells_of
 from fairbed.testbed.backends.helper import OnEnd
@@ -36,6 +39,7 @@ class ProcessBackend:
         method: How agents start; auto forks on Linux, where that is safe.
         on_end: Called on the event loop for every process that ends, as requested or not.
         seed: Seed of the jitter of links.
+        fork_server: One that runs already; None starts one.
 
     Raises:
         BackendError: A device name, a link or the broker's URL cannot be used.
@@ -52,11 +56,12 @@ class ProcessBackend:
         method: Method = "auto",
         on_end: OnEnd | None = None,
         seed: int = 0,
+        fork_server: Process | None = None,
     ) -> None:
         self._pool = AgentPool(fleet, folder, tenant=tenant, passwords=passwords, on_end=on_end)
         self._address = _checked(broker_url, fleet)
         self._url = broker_url
-        self._method = method
+        self._method, self._fork_server = method, fork_server
         self._seed = seed
         self._stack = AsyncExitStack()
         self._links: ShapedLinks | None = None
@@ -112,7 +117,8 @@ class ProcessBackend:
                     other_nodes=address.other_nodes,
                 )
             )
-            await self._stack.enter_async_context(pool.open(self._site, self._method))
+            agents = pool.open(self._site, self._method, fork_server=self._fork_server)
+            await self._stack.enter_async_context(agents)
             self._applier = ConditionApplier(pool, self._links)
         except BaseException:
             await self._stack.aclose()

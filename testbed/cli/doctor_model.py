@@ -16,8 +16,8 @@ from fairbed.coordinator.task.catalogue import build_task, make_module
 from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.profiles import Profile
-from fairbed.testbed.emulation.step_speed import StepWork, several_speeds_s, step_s
-from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.emulation.step_speed import several_speeds_s, step_s
+from fairbed.testbed.emulation.work import StepWork, TaskCosts
 from fairbed.testbed.errors import BackendError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment

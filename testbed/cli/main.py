@@ -19,6 +19,7 @@ from fairbed.testbed.host.termination import (
     raised_by_signals,
     signals_restored,
 )
+from fairbed.testbed.host.threads import BLAS_WAITS
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
 from fairbed.wire.console import name_problem, print_anything, read_names_as_utf_8
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return BAD_USAGE
     begins_run = options.command in ("run", "coordinator")
+    if begins_run and "numpy" not in sys.modules:
+        os.environ.setdefault(*BLAS_WAITS)
     with signals_restored():
         try:
             # Before the run handles them, a signal ends it as later: gracefully, with status 0.

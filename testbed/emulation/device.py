@@ -6,13 +6,15 @@ profile, less the speed that this machine failed to provide.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, structs
 
-from fairbed.profiles import Profile
 from fairbed.testbed.emulation.cpu import RecentShare
 from fairbed.testbed.emulation.power import phase_power
+
+if TYPE_CHECKING:  # an agent reads no profile
+    from fairbed.profiles import Profile
 
 
 class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +47,7 @@ class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
-def emulated_device(profile: Profile, host_core_speed: float = 1.0) -> EmulatedDevice:
+def emulated_device(profile: "Profile", host_core_speed: float = 1.0) -> EmulatedDevice:
     """Return the emulated device of a profile on this machine.
 
         q = core_speed * min(engine threads, free cores) / host_core_speed

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.profiles import Profile
+if TYPE_CHECKING:  # an agent reads no profile
+    from fairbed.profiles import Profile
 
 POWERS = ("idle_w", "train_w", "compute_w", "transmit_w")
 """The keys of `[energy]` in a profile."""
@@ -25,7 +27,7 @@ class PhasePower:
 UNKNOWN = PhasePower(None, None)
 
 
-def phase_power(profile: Profile | None) -> PhasePower:
+def phase_power(profile: "Profile | None") -> PhasePower:
     """Return the power of a device by phase.
 
         transfer   transmit_w; without it idle_w

@@ -13,12 +13,59 @@ from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
 from fairbed.coordinator.state.memory import TaskMemory
-from fairbed.testbed.emulation.step_speed import StepWork
 from fairbed.wire.buckets import count_batches
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 Work = Annotated[float, Meta(ge=0.0, le=1e18)]
 PositiveInt = Annotated[int, Meta(ge=1, le=1 << 31)]
+
+
+class StepWork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arithmetic and memory traffic of a training step, forward and backward."""
+
+    conv_flops: float = 0.0
+    """Operations of dense convolutions per example; a multiplication with its addition counts as
+    two."""
+    grouped_flops: float = 0.0
+    """Operations of convolutions of several groups per example."""
+    depthwise_flops: float = 0.0
+    """Operations of convolutions of one group per channel, per example."""
+    matrix_flops: float = 0.0
+    """Operations of matrix products with parameters per example."""
+    attention_flops: float = 0.0
+    """Operations of matrix products of two values that depend on the example."""
+    recurrent_flops: float = 0.0
+    """Operations of matrix products with the same parameters one after the other, per example."""
+    moved_bytes: float = 0.0
+    """Bytes that all operations read and write per example."""
+    fixed_bytes: float = 0.0
+    """Bytes that a step reads and writes whatever its examples."""
+
+    @classmethod
+    def between(cls, small: tuple[int, "StepWork"], large: tuple[int, "StepWork"]) -> "StepWork":
+        """Return the work per example from two steps, each given by its examples and its total."""
+        (n, a), (m, b) = small, large
+        slope = max(0.0, (b.moved_bytes - a.moved_bytes) / (m - n))
+        return cls(
+            conv_flops=b.conv_flops / m,
+            grouped_flops=b.grouped_flops / m,
+            depthwise_flops=b.depthwise_flops / m,
+            matrix_flops=b.matrix_flops / m,
+            attention_flops=b.attention_flops / m,
+            recurrent_flops=b.recurrent_flops / m,
+            moved_bytes=slope,
+            fixed_bytes=max(0.0, b.moved_bytes - slope * m),
+        )
+
+    @property
+    def convolutions(self) -> float:
+        """Operations of all convolutions per example."""
+        return self.conv_flops + self.grouped_flops + self.depthwise_flops
+
+    @property
+    def products(self) -> float:
+        """Operations of all matrix products per example."""
+        return self.matrix_flops + self.attention_flops + self.recurrent_flops
 
 
 class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ import msgspec
 from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.device_agent.peak_memory import Peaks, Request
-from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepWork
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.host.step_work import step_work

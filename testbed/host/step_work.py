@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepWork
 from fairbed.wire.artifact import Artifact
 
 COUNTED = 2, 4

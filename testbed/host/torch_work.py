@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairbed.device_agent.engines.choose import open_own_engine
-from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepWork
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.selfcheck import selfcheck_inputs
 

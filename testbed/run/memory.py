@@ -13,7 +13,7 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.engines.choose import open_own_engine
-from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepWork
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.run.preflight import PreflightFinding
 from fairbed.wire.artifact import Artifact

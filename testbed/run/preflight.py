@@ -36,8 +36,6 @@ from fairbed.testbed.emulation.capacity import (
     has_enough_cores,
 )
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
-from fairbed.testbed.emulation.placement import fitting_dilation as fitting_dilation_on
-from fairbed.testbed.emulation.placement import place
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
@@ -245,6 +243,8 @@ def _fitting_on(
         ExperimentError: It fits with none.
     """
     from fairbed.testbed.cluster.hosts_backend import misfit, need_of
+    from fairbed.testbed.emulation.placement import fitting_dilation as fitting_dilation_on
+    from fairbed.testbed.emulation.placement import place
 
     needs = [need_of(planned.spec) for planned in devices if not planned.is_physical]
     n_concurrent, configured = experiment.coordinator().max_computing, experiment.emulation.dilation

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import numpy as np
-from anyio.abc import TaskGroup
+from anyio.abc import Process, TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import (
@@ -42,6 +42,7 @@ from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader
 from fairbed.coordinator.store.connection import DATABASE, StartLock
 from fairbed.coordinator.store.store import check_not_done
 from fairbed.device_agent.installed import agent_version
+from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
@@ -233,7 +234,8 @@ async def run_experiment(
                     plan.folder.mkdir(parents=True, exist_ok=True)
                     claim = StartLock(plan.folder)
                     check_not_done(plan.folder)  # another process may have run it meanwhile
-                    end = await _run(plan, listener, waiting, alerted, stop, group)
+                    async with AsyncExitStack() as early:
+                        end = await _run(plan, listener, waiting, alerted, stop, group, early)
                 except Exception as exc:  # raised below, outside the group, which would wrap it
                     failure = innermost(exc)
             group.cancel_scope.cancel()
@@ -252,12 +254,14 @@ async def _run(
     alerted: Callable[[AlertChange], None],
     stop: StopControl,
     group: TaskGroup,
+    early: AsyncExitStack,
 ) -> End:
     experiment = plan.experiment
     reader = InputReader(experiment)
     with reader.reading():
         planned = plan_fleet(experiment, os.environ) if plan.knows_fleet else []
     devices = [device.dilated(plan.dilation) for device in planned if not device.is_physical]
+    fork_server = await _warm_fork_server(plan, devices, early)
     names = [device.spec.name for device in planned]
     attacks = [device.spec.attack for device in planned]
     budget = RestartBudget()
@@ -278,23 +282,23 @@ async def _run(
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
     async with (
-        _choose_backend(plan, devices, data, artifact) as choice,
+        _choose_backend(plan, devices, data, artifact, fork_server) as choice,
         _endpoint(plan, choice, stop, group, budget) as (endpoint, broker_pid, suspend),
         relay_on_demand(plan.folder) as on_watch,
         _fleet(plan, choice, endpoint, stop) as fleet,
     ):
         backend = None if fleet is None else fleet[0]
+        with named_if_slow("the hashes of the inputs"):  # while the fork server imports
+            inputs, origin = await anyio.to_thread.run_sync(_provenance, plan, reader, data, costs)
+        evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         if backend is not None:
             with named_if_slow("the processes of the emulated devices"):
                 await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
-            with named_if_slow("the hashes of the inputs"):
-                inputs = await anyio.to_thread.run_sync(reader.read, data.dataset)
             with named_if_slow("the store of the run"):
                 store, attempt, moved = await anyio.to_thread.run_sync(
-                    _open_store, plan, data, costs, inputs
+                    _open_store, plan, data, origin
                 )
-        evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         notifier: Notifier | None = None
         try:
             notifier = _start_notifier(plan, stop)
@@ -379,6 +383,24 @@ async def _run(
             store.close()
 
 
+async def _warm_fork_server(
+    plan: RunPlan, devices: Sequence[PlannedDevice], early: AsyncExitStack
+) -> Process | None:
+    """Start the fork server of the agents here: it imports while the data are loaded.
+
+    Args:
+        plan: The run.
+        devices: The emulated devices.
+        early: Ends it.
+
+    Returns:
+        None if the devices are on hosts or in containers, or if there are none.
+    """
+    if not devices or plan.hosts is not None or plan.experiment.emulation.backend == "container":
+        return None
+    return await early.enter_async_context(warm_fork_server(plan.folder / "logs"))
+
+
 def _start_notifier(plan: RunPlan, stop: StopControl) -> Notifier | None:
     """Start what sends messages to a person, if the run has it."""
     if plan.notify is None:
@@ -404,7 +426,11 @@ def _pass_on(
 
 @asynccontextmanager
 async def _choose_backend(
-    plan: RunPlan, devices: list[PlannedDevice], data: FleetData, artifact: Artifact
+    plan: RunPlan,
+    devices: list[PlannedDevice],
+    data: FleetData,
+    artifact: Artifact,
+    fork_server: Process | None,
 ) -> AsyncIterator[BackendChoice | None]:
     """Choose the backend of the emulated devices, on hosts or here; None if there are none."""
     if not devices:
@@ -419,6 +445,7 @@ async def _choose_backend(
         image=experiment.emulation.image,
         seed=experiment.seed_for("traces"),
         congestion=experiment.emulation.congestion,
+        fork_server=fork_server,
     ) as choice:
         if plan.hosts is not None:
             from fairbed.testbed.cluster.hosts_backend import agent_bytes, choose_hosts
@@ -977,14 +1004,17 @@ def _load(
     )
 
 
-def _open_store(
-    plan: RunPlan, data: FleetData, costs: WorkCosts | None, inputs: Inputs
-) -> tuple[Store, int, str | None]:
+def _provenance(
+    plan: RunPlan, reader: InputReader, data: FleetData, costs: WorkCosts | None
+) -> tuple[Inputs, Provenance]:
+    """Return the inputs of the run, and where it comes from."""
+    inputs = reader.read(data.dataset)
+    found = provenance(plan.origin, data, plan.origins, inputs.hashes)
+    return inputs, msgspec.structs.replace(found, calibration=_calibration(plan, costs))
+
+
+def _open_store(plan: RunPlan, data: FleetData, found: Provenance) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
-    found = msgspec.structs.replace(
-        provenance(plan.origin, data, plan.origins, inputs.hashes),
-        calibration=_calibration(plan, costs),
-    )
     if not (plan.folder / DATABASE).exists():
         return (
             Store.create(

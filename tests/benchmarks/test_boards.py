@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import boards
-from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepWork
 
 pytestmark = pytest.mark.full
 

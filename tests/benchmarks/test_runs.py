@@ -25,6 +25,8 @@ def test_round_time_tells_how_long_a_round_takes(
     result = numbers(capsys.readouterr().out)
     assert (result["agents"], result["rounds"], result["merged"]) == (3, 4, 3)
     assert 0.0 < result["round_median_s"] < result["first_round_done_s"]
+    kinds = ("coordinator", "broker", "fork server", "agents")
+    assert all(result[f"first_round_cpu_ms_{kind}"] > 0.0 for kind in kinds)
 
 
 def test_round_time_takes_turns_with_flower(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +34,8 @@ def test_round_time_takes_turns_with_flower(capsys: pytest.CaptureFixture[str]) 
 
     def run(name: str, s: float) -> round_time.Result:
         order.append(name)
-        return {"round_median_s": s * len(order), "first_round_done_s": 1.0, "cpu_ms_x": 2.0}
+        cpu_ms = {"cpu_ms_x": 2.0, "first_round_cpu_ms_x": 3.0}
+        return {"round_median_s": s * len(order), "first_round_done_s": 1.0, **cpu_ms}
 
     found = round_time.in_turns(lambda: run("ours", 1.0), lambda: run("flower", 2.0), turns=2)
     assert order == ["flower", "ours", "ours", "flower"]

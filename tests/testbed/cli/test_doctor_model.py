@@ -17,8 +17,7 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.cli import doctor_model
 from fairbed.testbed.cli.doctor_model import ModelFinding
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.emulation.step_speed import StepWork
-from fairbed.testbed.emulation.work import StepCost, WorkCosts
+from fairbed.testbed.emulation.work import StepCost, StepWork, WorkCosts
 from fairbed.testbed.host.memory import SMALL_BYTES
 from tests.testbed.cli.test_mistakes import error_of
 

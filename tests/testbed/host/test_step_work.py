@@ -10,7 +10,7 @@ from msgspec.structs import replace
 pytest.importorskip("onnx", reason="onnx is not installed: graphs cannot be counted")
 
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepWork
 from fairbed.testbed.host.step_work import COUNTED, evaluation_work, step_work
 
 COUNTED_TWICE = (

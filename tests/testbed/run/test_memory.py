@@ -9,7 +9,7 @@ from fairbed import profiles
 from fairbed.coordinator.state.memory import TaskMemory
 from fairbed.coordinator.task.catalogue import load_task, read_shipped
 from fairbed.device_agent.peak_memory import Request
-from fairbed.testbed.emulation.step_speed import StepWork
+from fairbed.testbed.emulation.work import StepWork
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.host import memory as host_memory
 from fairbed.testbed.host.memory import fitting_of
