@@ -236,6 +236,10 @@ class RunningMerge:
 
     def __init__(self, parts: Aggregator, begun: _Begun) -> None:
         self._parts, self._begun = parts, begun
+        rule, gradient = parts.rule, parts.pseudo_gradient
+        assert isinstance(rule, SeparableRule)
+        assert isinstance(gradient, LinearPseudoGradient)
+        self._rule_factors, self._gradient = rule.factors, gradient
         self._arrivals = _Arrivals(parts, begun)
         self._params = RunningSum(begun.n_params)
         self._buffers = RunningSum(begun.sent.size - begun.n_params)
@@ -310,17 +314,6 @@ class RunningMerge:
             return self._params.divided_by(divisor)
         self._params.add(-total_c, sent)
         return server.step(sent, self._params.scaled(total_b / total_c))
-
-    def _rule_factors(self, updates: Updates) -> tuple[Floats, Ints]:
-        rule = self._parts.rule
-        assert isinstance(rule, SeparableRule)
-        return rule.factors(updates)
-
-    @property
-    def _gradient(self) -> LinearPseudoGradient:
-        gradient = self._parts.pseudo_gradient
-        assert isinstance(gradient, LinearPseudoGradient)
-        return gradient
 
 
 def _replaces(server: ServerStep) -> bool:
