@@ -347,7 +347,7 @@ class OwnConnection(asyncio.BufferedProtocol):
             if small:
                 self._transport.write(b"".join(small))
                 small.clear()
-            self._transport.write(part)
+            self._transport.write(memoryview(part))  # asyncio copies the unsent rest of bytes twice
         if small:
             self._transport.write(b"".join(small))
 
