@@ -537,14 +537,14 @@ class Agent:
                 self._publisher.publish(lines)
 
     def _step(self, event: Event) -> None:
-        before, was_ready = self._phase, self.is_ready
         try:
-            self._phase = step(before, event)
+            phase = step(self._phase, event)
         except IllegalEvent as exc:
             _log.warning("%s: %s", self._name, exc)
             return
-        if self._phase is before:
+        if phase is self._phase:
             return
+        was_ready, self._phase = self.is_ready, phase
         level = logging.DEBUG if self._phase.is_working else logging.INFO
         _log.log(level, "%s round %s: %s", self._name, self._rounds.round_id or "-", self._phase)
         self._send_log()

@@ -209,9 +209,14 @@ class RealSensors:
     _last_process: tuple[float, float] | None = None
     _has_clock: bool = False
     _throttle: ThrottleReader = field(default_factory=ThrottleReader)
+    _zones: list[tuple[bool, Path]] = field(default_factory=list)
+    """Of each thermal zone whether it is of the processor, and the file of its temperature."""
 
     def __post_init__(self) -> None:
         self._throttle = ThrottleReader(self.root)
+        for folder in sorted((self.root / "sys/class/thermal").glob("thermal_zone*")):
+            kind = (read_text(folder / "type") or "").lower()
+            self._zones.append((any(word in kind for word in _CPU_ZONES), folder / "temp"))
         self._cpus = _affinity()
         self._quotas = cpu_quotas(self.root)
         allowed = min([float(len(self._cpus)), *(quota.cores for quota in self._quotas)])
@@ -271,11 +276,10 @@ class RealSensors:
     def temperature_celsius(self) -> float | None:
         """Return the hottest processor zone, or the hottest zone if no type names a processor."""
         zones: list[tuple[bool, float]] = []
-        for folder in sorted((self.root / "sys/class/thermal").glob("thermal_zone*")):
-            kind = (read_text(folder / "type") or "").lower()
-            value = _positive(read_text(folder / "temp"))
+        for is_of_processor, file in self._zones:
+            value = _positive(read_text(file))
             if value is not None:
-                zones.append((any(word in kind for word in _CPU_ZONES), value / 1000.0))
+                zones.append((is_of_processor, value / 1000.0))
         return max(zones)[1] if zones else None
 
     def is_willing(self) -> bool:

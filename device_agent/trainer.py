@@ -51,6 +51,11 @@ EVALUATION_BATCH = 256
 """Examples per evaluation step, the unit of work for an emulated host."""
 
 
+LEAST_FACTOR, LARGEST_FACTOR = 1e-6, 1e3
+"""Learning rates that an engine may compute a gradient with: others would move losses and
+gradients to the ends of float32."""
+
+
 class TrainingDiverged(Exception):
     """The loss or a parameter is not finite."""
 
@@ -132,6 +137,9 @@ def train(
     vectors = {} if vectors is None else vectors
     descent = Descent(work[:n_params], hyperparameters, w_t[:n_params], rule, vectors)
     limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
+    rate = hyperparameters.learning_rate
+    is_scaled = descent.is_plain and LEAST_FACTOR <= rate <= LARGEST_FACTOR
+    factor = rate if is_scaled else 1.0
     steps, loss_sum, seen = 0, 0.0, 0
     buckets = buckets_of(engine.spec, x, y)
     for is_first, batch in mini_batches(len(y), hyperparameters, seed, buckets):
@@ -140,7 +148,7 @@ def train(
         if is_first:
             loss_sum, seen = 0.0, 0
         engine.reseed(seed, steps)
-        loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch)
+        loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch, factor)
         steps += 1
         if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
@@ -148,7 +156,7 @@ def train(
             mini_batch = x[batch], y[batch], micro_batch
             gradient_at = partial(_gradient_at, engine, work, mini_batch, gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
-        descent.step(gradient)
+        descent.step(gradient, is_scaled=is_scaled)
         length = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
             meter.step(part.stop - part.start, length)

@@ -1,15 +1,16 @@
 """Count what a warm round costs: python tools/measure_costs.py [--write --reason TEXT].
 
-Times move with the machine, counts do not: calls of the product's functions, messages, hashed and
-checked bytes, imported modules. A real coordinator, real agents and a broker in memory run in one
-process, on Python 3.11. Without options, the counts are printed beside those of the table,
-tests/costs.json, and the status is 1 if one is above it; `--write` replaces the table and keeps the
-reason with it.
+Times move with the machine, counts do not: calls of the product's functions, messages, bytes that
+are hashed, copied and allocated, imported modules. A real coordinator, real agents and a broker in
+memory run in one process, on Python 3.11. Without options, the counts are printed beside those of
+the table, tests/costs.json, and the status is 1 if one is above it; `--write` replaces the table
+and keeps the reason with it.
 
 * round: all devices of `DEVICES` train once and exchange a model of one chunk.
 * exchange: what one more device adds to a round.
 * chunk: what one more chunk adds to a download and an upload, without threads and timers: exact.
-* message: encoding and decoding of each message of the wire: exact.
+* message: encoding and decoding of each message of the wire: calls, exact, and bytes allocated.
+* copied: bytes that frames and buffers of a download and an upload take, per byte of the blob.
 * modules: what `fairbed run` and the processes of its agents import before the first round has
   ended, of the product by name, of other packages their number.
 
@@ -18,18 +19,21 @@ into one of them does not count.
 """
 
 import argparse
+import gc
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import anyio
@@ -57,7 +61,11 @@ TOLERANCE = 0.03
 """A round may have so many more calls than its table: a thread that is slower polls once more."""
 FALL = 0.05
 """A round with so many fewer calls needs a lower table."""
+REUSED = 0.2
+"""A message may allocate so many more bytes: Python keeps small objects, and takes them again."""
 CHUNKS, MORE_CHUNKS = 8, 24
+COPIED_CHUNK_BYTES = 1 << 18
+"""Large enough that objects beside the bytes of a chunk do not count."""
 PARTS = {
     "coordinator": "coordinator",
     "device_agent": "agent",
@@ -114,6 +122,10 @@ class Costs(msgspec.Struct, frozen=True):
     """SHA-256 in a round by part, bytes per byte of the model and device."""
     modules: dict[str, Modules]
     """Imported before the end of the first round, by kind of process."""
+    allocated: dict[str, int] = {}
+    """Bytes at the peak of encoding and decoding, by name of a message."""
+    copied: dict[str, float] = {}
+    """Of a download and an upload, bytes per byte of the blob: `frames` at both ends, `buffers`."""
     reasons: tuple[str, ...] = ()
     """Why the table changed, the newest last."""
 
@@ -185,6 +197,8 @@ def measure() -> Costs:
         },
         chunk=count_chunk(),
         message={name: count_message(name) for name in sorted(MESSAGES)},
+        allocated={name: allocated_by(name) for name in sorted(MESSAGES)},
+        copied=count_copies(),
         packets=packets,
         hashed=hashed,
         modules=count_modules(),
@@ -355,6 +369,68 @@ def count_message(name: str) -> int:
     return round(sum(counter.take().values(), 0.0))
 
 
+def allocated_by(name: str) -> int:
+    """Return the bytes at the peak of encoding and decoding one message, the least of ten."""
+    message, sizes = MESSAGES[name], list[int]()
+    with _tracing():
+        for _ in range(12):
+            _, size = _allocated(lambda: decode(encode(message)))
+            sizes.append(size)
+    return min(sizes[2:])
+
+
+def count_copies() -> dict[str, float]:
+    """Return the bytes allocated by a download and an upload, both ends, per byte of the blob."""
+    size = COPIED_CHUNK_BYTES * CHUNKS
+    data = np.random.default_rng(0).bytes(size)
+    manifest = manifest_of(data, "model", COPIED_CHUNK_BYTES)
+    frames = 0
+    with _tracing():
+        (download, upload, receiver), buffers = _allocated(
+            lambda: (
+                Download(manifest),
+                Upload(manifest, data, None),
+                UploadReceiver(manifest, CHUNKS),
+            )
+        )
+        download.start(0.0)
+        upload.on_grant(CHUNKS, 0.0)
+        for index in range(CHUNKS):
+            part = memoryview(data)[chunk_slice(manifest, index)]
+            frame, sent = _allocated(partial(encode_chunk, manifest.id, index, part))
+            chunk, read = _allocated(partial(decode_chunk, frame))
+            _, kept = _allocated(partial(download.on_chunk, chunk, 0.0))
+            frames += sent + read + kept
+            frame, sent = _allocated(partial(upload.frame, index))
+            chunk, read = _allocated(partial(decode_chunk, frame))
+            _, kept = _allocated(partial(receiver.on_chunk, chunk, 0.0))
+            frames += sent + read + kept
+    return {"frames": round(frames / size, 2), "buffers": round(buffers / size, 2)}
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    gc.disable()
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+T = TypeVar("T")
+
+
+def _allocated(call: Callable[[], T]) -> tuple[T, int]:
+    """Return a result and the bytes that were allocated at the peak of its computation."""
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    result = call()
+    _, peak = tracemalloc.get_traced_memory()
+    return result, peak - before
+
+
 def growth(now: Costs, table: Costs) -> list[str]:
     """Return a line for each count that is above its table, with the functions that grew."""
     problems = []
@@ -371,12 +447,20 @@ def growth(now: Costs, table: Costs) -> list[str]:
         before = table.modules[kind]
         if sum(modules.values()) > sum(before.values()):
             problems += [f"{kind}: {_more_modules(modules, before)}", *_grown(modules, before)]
+    for name, size in now.allocated.items():
+        if size > table.allocated.get(name, 0) * (1 + REUSED):
+            problems.append(f"message {name}: {table.allocated.get(name, 0)} -> {size} bytes")
+    for name, share in now.copied.items():
+        if share > table.copied.get(name, 0.0) + 0.01:
+            problems.append(
+                f"{name}: {table.copied.get(name, 0.0)} -> {share} bytes per byte of a blob"
+            )
     if now.packets > table.packets:
         problems.append(f"a round: {table.packets} -> {now.packets} messages")
-    for part, size in now.hashed.items():
-        if size > table.hashed[part] + 0.01:
+    for part, share in now.hashed.items():
+        if share > table.hashed[part] + 0.01:
             problems.append(
-                f"{part}: {table.hashed[part]} -> {size} hashed bytes per byte of model"
+                f"{part}: {table.hashed[part]} -> {share} hashed bytes per byte of model"
             )
     return problems
 
@@ -391,6 +475,10 @@ def fall(now: Costs, table: Costs) -> list[str]:
         problems += ["a chunk:", *_grown(table.chunk, now.chunk)]
     if sum(now.message.values(), 0.0) < sum(table.message.values(), 0.0):
         problems.append("a message needs fewer calls")
+    if sum(now.allocated.values()) < sum(table.allocated.values()) * (1 - FALL):
+        problems.append("a message allocates less")
+    if sum(now.copied.values()) < sum(table.copied.values()) - 0.01:
+        problems.append("a transfer copies less")
     if now.packets < table.packets:
         problems.append(f"a round: {table.packets} -> {now.packets} messages")
     for kind, modules in now.modules.items():
@@ -445,6 +533,9 @@ def main() -> int:
         print(f"round, {part:<12} {was:6.0f} -> {count:6.0f} calls; {more}")
     print(f"chunk, both directions {sum(now.chunk.values(), 0.0):.0f} calls")
     print(f"message, median        {np.median(list(now.message.values())):.0f} calls")
+    print(f"message, median        {np.median(list(now.allocated.values())):.0f} bytes allocated")
+    for name, share in now.copied.items():
+        print(f"copied, {name:<14} {share} bytes per byte of a download and an upload")
     print(f"round                  {now.packets} messages")
     for kind, modules in now.modules.items():
         own = sum(name.startswith(PRODUCT) for name in modules)

@@ -49,10 +49,13 @@ def are_complete(y: Targets) -> bool:
     return y.ndim == 1 or y.dtype.kind == "f"
 
 
-def mean_weights(y: Targets) -> NDArray[np.float32]:
-    """Return the weight of each example in a mean over all positions, 1 / sum c_j, shape (n,)."""
+def mean_weights(y: Targets, factor: float = 1.0) -> NDArray[np.float32]:
+    """Return the weight of each example in a mean over all positions, 1 / sum c_j, shape (n,).
+
+    All are multiplied by `factor`.
+    """
     positions = y.size if are_complete(y) else int(positions_of(y).sum())
-    return np.full(len(y), 1.0 / positions, np.float32)
+    return np.full(len(y), factor / positions, np.float32)
 
 
 def unlabelled(y: Targets) -> int | None:

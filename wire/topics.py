@@ -23,7 +23,7 @@ For topics of many devices the coordinator subscribes with `+`, never with `#`. 
 forbidden in names, because NATS maps slashes to dots.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import is_device_name
@@ -42,15 +42,13 @@ class Topics:
     """The topics of one tenant, or filters for all tenants (`+`)."""
 
     tenant: str = "main"
+    base: str = field(init=False, repr=False)
+    """Prefix of all topics of this tenant."""
 
     def __post_init__(self) -> None:
         if self.tenant != ANY and not is_device_name(self.tenant):
             raise ValueError(f"tenant: must be 1 to 32 of a-z, 0-9 and hyphen, got {self.tenant!r}")
-
-    @property
-    def base(self) -> str:
-        """Prefix of all topics of this tenant."""
-        return f"{ROOT}/{self.tenant}"
+        object.__setattr__(self, "base", f"{ROOT}/{self.tenant}")
 
     @property
     def coordinator(self) -> str:

@@ -1,9 +1,10 @@
 """Builders of store rows: exchanges, rounds, selections, loss queries and metrics. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,6 +49,7 @@ from fairbed.wire.messages import (
     MAX_WATTS,
     EvaluateRequest,
     Offer,
+    Phases,
     Train,
 )
 
@@ -60,6 +62,10 @@ those of the host and not those of the emulated device."""
 
 PHASE_COLUMNS = tuple(f"{phase}_s" for phase in DEVICE_PHASES)
 """Columns of an exchange that the device measures; None until its offer."""
+
+_compute_phases_s: Callable[[Phases], tuple[float, ...]] = attrgetter(
+    *(f"{phase}_s" for phase in COMPUTE_PHASES)
+)
 
 TRANSFERS = ("download", "upload")
 """The phases of an exchange in which the link is at work, and not the processor."""
@@ -122,8 +128,7 @@ def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     if tau is None or offer is None or upload is None:
         return None
     p = offer.phases
-    compute_s = sum(getattr(p, f"{phase}_s") for phase in COMPUTE_PHASES)
-    known = p.download_s, p.load_s, compute_s, upload
+    known = p.download_s, p.load_s, sum(_compute_phases_s(p)), upload
     return *known, tau - sum(known)
 
 
@@ -135,19 +140,28 @@ def seen_phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     if exchange.offer is None or exchange.is_disturbed:
         return None
     p = exchange.offer.phases
-    compute_s = sum(getattr(p, f"{phase}_s") for phase in COMPUTE_PHASES)
-    return p.download_s, p.load_s, compute_s, math.nan, math.nan
+    return p.download_s, p.load_s, sum(_compute_phases_s(p)), math.nan, math.nan
 
 
 def unaccounted_s(exchange: Exchange) -> float | None:
     """Return tau minus its phases and its signal; None until an update arrived."""
-    phases = phases_s(exchange)
+    return _rest_s(exchange, phases_s(exchange))
+
+
+def _rest_s(exchange: Exchange, phases: tuple[float, ...] | None) -> float | None:
     return None if phases is None else phases[-1] - (exchange.signal_s or 0.0)
+
+
+_NO_CONTENTION = Contention()
 
 
 def contention_reason(exchange: Exchange) -> str:
     """Return the contention that makes an exchange invalid; empty if there is none."""
-    took_s, found = exchange.busy_s, exchange.contention or Contention()
+    took_s, found = exchange.busy_s, exchange.contention or _NO_CONTENTION
+    delay_s = found.download_s + found.compute_s + found.upload_s + found.network_s
+    delay_s += exchange.lag_s
+    if took_s is None or delay_s <= CONTENDED_RATIO_LIMIT * took_s:
+        return ""
     delays_s = {
         "the link and the broker during the download": found.download_s,
         "the device": found.compute_s,
@@ -155,9 +169,6 @@ def contention_reason(exchange: Exchange) -> str:
         "the coordinator": exchange.lag_s,
         _NETWORK: found.network_s,
     }
-    delay_s = sum(delays_s.values())
-    if took_s is None or delay_s <= CONTENDED_RATIO_LIMIT * took_s:
-        return ""
     most = max(delays_s, key=lambda part: delays_s[part])
     share = 100 * delay_s / max(took_s, delay_s)
     cause = f"{_NETWORK} was too slow" if most == _NETWORK else "this machine was too busy"
@@ -169,16 +180,38 @@ def contention_reason(exchange: Exchange) -> str:
 
 def invalid_reason(exchange: Exchange) -> str:
     """Return why the estimator must not learn from an exchange; empty if it may."""
-    tau, rest = exchange.tau_s, unaccounted_s(exchange)
-    if exchange.state is not ExchangeState.DONE or tau is None or rest is None:
-        return exchange.reason or exchange.state.value
-    if exchange.is_disturbed:
-        return "the coordinator lost its own link during the exchange"
-    if contention := contention_reason(exchange):
-        return contention
-    if rest < UNACCOUNTED_FLOOR_S - (exchange.signal_s or 0.0):
-        return f"reported phases exceed tau by {-rest:.3f} s"
-    return ""
+    return _verdict_on(exchange).invalid
+
+
+class _Verdict(NamedTuple):
+    """What is known of an exchange for its row and for the estimator."""
+
+    phases_s: tuple[float, ...] | None
+    """See `phases_s`."""
+    contention: str
+    """See `contention_reason`."""
+    invalid: str
+    """See `invalid_reason`."""
+
+
+def _verdict_on(exchange: Exchange) -> _Verdict:
+    found, contention, signal_s = (
+        phases_s(exchange),
+        contention_reason(exchange),
+        exchange.signal_s or 0.0,
+    )
+    rest = _rest_s(exchange, found)
+    if exchange.state is not ExchangeState.DONE or rest is None:
+        invalid = exchange.reason or exchange.state.value
+    elif exchange.is_disturbed:
+        invalid = "the coordinator lost its own link during the exchange"
+    elif contention:
+        invalid = contention
+    elif rest < UNACCOUNTED_FLOOR_S - signal_s:
+        invalid = f"reported phases exceed tau by {-rest:.3f} s"
+    else:
+        invalid = ""
+    return _Verdict(found, contention, invalid)
 
 
 def observation(exchange: Exchange, row: int, context: Floats | None = None) -> Observation:
@@ -189,16 +222,17 @@ def observation(exchange: Exchange, row: int, context: Floats | None = None) -> 
         row: Row of its device.
         context: Its context at the selection, shape (4,), if that was in an earlier round.
     """
-    is_valid = not invalid_reason(exchange)
+    verdict = _verdict_on(exchange)
+    is_valid = not verdict.invalid
     was_ended_early = exchange.is_late or exchange.state is ExchangeState.CANCELLED
     is_wasted = exchange.state in _WASTED and not exchange.is_disturbed
-    is_unfinished = (exchange.state in _CENSORED or is_wasted) and not contention_reason(exchange)
+    is_unfinished = (exchange.state in _CENSORED or is_wasted) and not verdict.contention
     is_bound = is_unfinished and not is_wasted
-    known_phases_s = phases_s if is_valid else seen_phases_s if is_bound else None
+    seen_s = seen_phases_s(exchange) if is_bound else None
     return Observation(
         row=row,
         tau_s=exchange.tau_s if is_valid else None,
-        phases_s=None if known_phases_s is None else known_phases_s(exchange),
+        phases_s=verdict.phases_s if is_valid else seen_s,
         is_aggregated=exchange.state is ExchangeState.DONE,
         timed_out=exchange.state is ExchangeState.LATE and is_bound,
         loss=_loss(exchange.offer),
@@ -236,7 +270,7 @@ def exchange_row(
     down = offer.steady if offer is not None else None
     up = exchange.steady
     is_held = has_reported_loss and offer is not None and offer.had_model
-    why = invalid_reason(exchange)
+    found_s, contended, why = _verdict_on(exchange)
     return ExchangeRow(
         round=exchange.round,
         attempt=exchange.attempt,
@@ -250,7 +284,7 @@ def exchange_row(
         tau_s=exchange.tau_s,
         busy_s=exchange.busy_s,
         signal_s=exchange.signal_s,
-        unaccounted_s=unaccounted_s(exchange),
+        unaccounted_s=_rest_s(exchange, found_s),
         train_cpu_s=phases.train_cpu_s if phases else None,
         upload_s=exchange.upload_s,
         **{name: getattr(phases, name, None) for name in PHASE_COLUMNS},
@@ -261,7 +295,7 @@ def exchange_row(
         contended_upload_s=None if contention is None else contention.upload_s,
         cell_wait_s=exchange.cell_wait_s,
         lag_s=exchange.lag_s,
-        is_contended=bool(contention_reason(exchange)),
+        is_contended=bool(contended),
         codec_down=codecs[0],
         codec_up=codecs[1],
         bytes_down=pulled.size_bytes if pulled is not None and not is_held else 0,

@@ -14,7 +14,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Device, Registry
 from fairbed.coordinator.state.round import Round
-from fairbed.wire.messages import Personal, Train
+from fairbed.wire.messages import Hyperparameters, Personal, Train
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,12 @@ class Assignments:
         absences = self._registry.absences(selection.is_available, now)
         selection = replace(selection, absences={**selection.absences, **absences})
         names = [self._registry.names()[row] for row in selection.rows.tolist()]
-        trains = {name: self._train(table, name) for name in names}
+        seeds = self._decisions.training_seeds(table.id, selection.rows).tolist()
+        hyperparameters = self._config.training.hyperparameters(table.id)
+        trains = {
+            name: self._train(table, name, hyperparameters, seed)
+            for name, seed in zip(names, seeds, strict=True)
+        }
         for name in names:
             device = self._registry[name]
             self._open[name, table.id] = Assignment(
@@ -135,16 +140,14 @@ class Assignments:
                 device.aggregated_round = exchange.round
         return assignments
 
-    def _train(self, table: Round, name: str) -> Train:
+    def _train(self, table: Round, name: str, hyperparameters: Hyperparameters, seed: int) -> Train:
         settings, device = self._config.round, self._registry[name]
         return Train(
             round=table.id,
             attempt=table.attempt,
             model=self._versions.manifest,
-            hyperparameters=self._registry.fitted(
-                device, self._config.training.hyperparameters(table.id)
-            ),
-            seed=self._decisions.training_seed(table.id, device.row),
+            hyperparameters=self._registry.fitted(device, hyperparameters),
+            seed=seed,
             needs_loss=self._decisions.aggregator.needs_loss,
             deadline_s=settings.late_limit_s or settings.deadline_s,
             keep_warm=settings.merges_late_updates and device.trained_last,

@@ -222,7 +222,8 @@ class RoundExecutor:
         self._sent_at: dict[str, float] = {}
         """When each `Train` message was last sent."""
         self._is_linked = False
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None
+        """Set when the table changes; None while no task waits for that."""
 
     def open(self, table: Round, merge: RoundMerge) -> None:
         """Make `table` the receiver of all events, and end exchanges that are too stale for it.
@@ -238,7 +239,7 @@ class RoundExecutor:
         self._contention.retain(open_)
         for action in table.drop_stale(self._event_log.now()):
             self._execute(action, table)
-        self._notify()
+        self._on(Tick())
 
     def dispatch(self, table: Round, trains: Mapping[str, Train], model: Vector) -> None:
         """Send devices their `Train` messages and open their exchanges.
@@ -257,7 +258,7 @@ class RoundExecutor:
             table.on_link_down(now)
         for device in trains:
             self._send_train(device)
-        self._notify()
+        self._on(Tick())
 
     async def wait_over(self, table: Round) -> None:
         """Wait until the open table expects no further update for its round.
@@ -265,29 +266,32 @@ class RoundExecutor:
         The merge may still be adding the last accepted updates.
         """
         while not table.is_over:
-            await self._changed.wait()
+            await self._next_change()
 
     async def wait_exchange_end(self, table: Round) -> None:
         """Wait until one more exchange of the open table has ended."""
         ended = len(table.ended)
         while len(table.ended) == ended:
-            await self._changed.wait()
+            await self._next_change()
 
     async def wait_changed(self, timeout_s: float) -> None:
         """Wait until the open table has changed, or for `timeout_s`."""
-        changed = self._changed
         with anyio.move_on_after(timeout_s):
-            await changed.wait()
+            await self._next_change()
 
     async def watch_deadlines(self) -> None:
         """Report each deadline that passes to the open table, even between rounds."""
         while True:
-            changed = self._changed
             wake_at = None if self._table is None else self._table.wake_at()
-            timeout = None if wake_at is None else max(wake_at - self._event_log.now(), 0.0)
-            with anyio.move_on_after(timeout):
-                await changed.wait()
-            self._on(Tick())
+            if wake_at is None:
+                await self._next_change()
+                continue
+            left_s = wake_at - self._event_log.now()
+            if left_s > 0.0:
+                await self.wait_changed(left_s)
+            else:
+                await anyio.sleep(0.0)
+                self._on(Tick())
 
     def end_all(self, reason: str) -> None:
         """End every exchange of the open table."""
@@ -325,7 +329,7 @@ class RoundExecutor:
         self._is_linked = True
         if self._table is not None:
             self._table.on_link_up(self._event_log.now())
-            self._notify()
+            self._on(Tick())
 
     def on_hello(self, device: str, is_other_process: bool) -> None:
         """A device has (re)connected: repeat messages that it may have missed.
@@ -440,8 +444,15 @@ class RoundExecutor:
         self._notify()
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    async def _next_change(self) -> None:
+        """Wait until the table changes."""
+        if self._changed is None:
+            self._changed = anyio.Event()
+        await self._changed.wait()
 
     def _execute(self, action: Action, table: Round) -> None:
         device, exchange = action.device, table.find(action.device)

@@ -3,6 +3,8 @@
 import asyncio
 import math
 import threading
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -27,9 +29,9 @@ class LagMeter:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._samples = np.full((2, 2 * KEPT), 0.0)  # unlike zeros(), resident from the start
+        self._ran, self._lags_s = (array("d", bytes(8 * 2 * KEPT)) for _ in range(2))
         """When each callback ran, and its lag, in order of time; the newest samples move to the
-        front when it is full."""
+        front when they are full."""
         self._end = 0
         self._started = -math.inf
 
@@ -55,8 +57,8 @@ class LagMeter:
 
     def p99_s(self) -> float:
         """Return the 99th percentile of the lag since `start`, seconds; 0 without samples."""
-        ran, lags_s = self._samples[:, : self._end]
-        ordered = np.sort(lags_s[np.searchsorted(ran, self._started) :])
+        first = bisect_left(self._ran, self._started, 0, self._end)
+        ordered = np.sort(np.frombuffer(self._lags_s)[first : self._end])
         return float(ordered[max(math.ceil(0.99 * len(ordered)) - 1, 0)]) if len(ordered) else 0.0
 
     def at_s(self, instants: Sequence[float]) -> float:
@@ -64,15 +66,13 @@ class LagMeter:
 
         A sample counts once, if the loop handled the messages of several instants together.
         """
-        ran, lags_s = self._samples[:, : self._end]
-        firsts = np.searchsorted(ran, np.subtract(instants, NEAR_S))
-        lasts = np.searchsorted(ran, np.add(instants, NEAR_S))
-        largest = {
-            int(first + np.argmax(lags_s[first:last]))
-            for first, last in zip(firsts, lasts, strict=True)
-            if first < last
-        }
-        return float(sum(lags_s[at] for at in largest))
+        largest = set[int]()
+        for instant in instants:
+            first = bisect_left(self._ran, instant - NEAR_S, 0, self._end)
+            last = bisect_left(self._ran, instant + NEAR_S, first, self._end)
+            if first < last:
+                largest.add(max(range(first, last), key=self._lags_s.__getitem__))
+        return math.fsum(self._lags_s[at] for at in largest)
 
     def _sample(self, loop: asyncio.AbstractEventLoop, is_over: threading.Event) -> None:
         while not is_over.wait(PERIOD_S):
@@ -83,8 +83,8 @@ class LagMeter:
 
     def _record(self, scheduled: float) -> None:
         if self._end == 2 * KEPT:
-            self._samples[:, :KEPT] = self._samples[:, KEPT:]
+            self._ran[:KEPT], self._lags_s[:KEPT] = self._ran[KEPT:], self._lags_s[KEPT:]
             self._end = KEPT
         now = self._now()
-        self._samples[:, self._end] = now, now - scheduled
+        self._ran[self._end], self._lags_s[self._end] = now, now - scheduled
         self._end += 1

@@ -132,6 +132,8 @@ class Router:
         """Messages above the limits, of each device that sent some."""
         self._muted: dict[str, float] = {}
         """Topics of devices that flood, and until when their messages are ignored."""
+        self._sources: dict[str, tuple[str, str]] = {}
+        """Device and channel of the topics of devices, at most `MAX_KEYS`."""
         self._intents, self._watches = topics.base + "/b/", topics.watch("")
 
     async def subscribe(self, transport: Transport) -> None:
@@ -158,23 +160,13 @@ class Router:
         """Handle one packet; a bad packet becomes a warning, not an error."""
         if packet.topic in self._muted and self._is_muted(packet.topic):
             return
-        if packet.topic.startswith(self._intents):
-            self._group.start_soon(self._public.on_intent, packet)
-            return
-        if packet.topic.startswith(self._watches):
-            if not packet.retained:
-                self._on_watch()
-            return
+        source = self._sources.get(packet.topic)
         try:
-            operator = self._topics.operator_of(packet.topic)
-            if operator is not None:
-                _check_is_live(packet)
-                if not self._commands.take(operator, self._event_log.now()):
-                    self._event_log.warn("flood", f"operator {operator}: {TOO_MANY}")
+            if source is None:
+                source = self._source_of(packet)
+                if source is None:
                     return
-                self._on_command(decode_command(packet.payload), operator)
-                return
-            device, channel = self._topics.device_of(packet.topic)
+            device, channel = source
             if channel != "status":
                 _check_is_live(packet)
         except DecodeError as exc:
@@ -202,6 +194,33 @@ class Router:
             return
         if message is not None:
             self._on_message(device, message, received if isinstance(received, Signed) else None)
+
+    def _source_of(self, packet: Packet) -> tuple[str, str] | None:
+        """Return device and channel of a topic; handle a packet that is of no device.
+
+        Raises:
+            DecodeError: The topic is of none of them, or a command is not valid.
+        """
+        topic = packet.topic
+        if topic.startswith(self._intents):
+            self._group.start_soon(self._public.on_intent, packet)
+            return None
+        if topic.startswith(self._watches):
+            if not packet.retained:
+                self._on_watch()
+            return None
+        operator = self._topics.operator_of(topic)
+        if operator is not None:
+            _check_is_live(packet)
+            if not self._commands.take(operator, self._event_log.now()):
+                self._event_log.warn("flood", f"operator {operator}: {TOO_MANY}")
+                return None
+            self._on_command(decode_command(packet.payload), operator)
+            return None
+        if len(self._sources) >= MAX_KEYS:
+            self._sources.clear()
+        found = self._sources[topic] = self._topics.device_of(topic)
+        return found
 
     def _on_message(self, device: str, message: FromDevice, signed: Signed | None) -> None:
         """Pass on a message; `signed` is that in which it came, None if it is not signed."""

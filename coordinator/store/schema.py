@@ -6,10 +6,12 @@ A `float` column may hold NULL: SQLite has no NaN, so NaN is written as NULL and
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import repeat
 from math import nan
+from operator import attrgetter
+from types import NoneType
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 
 import numpy as np
@@ -169,14 +171,21 @@ class TableSchema(Generic[R]):
     record: type[R]
     columns: tuple[ColumnSpec, ...]
     _upsert: str = field(init=False)
-    """Built once, because every row needs it, like the two below."""
+    """Built once, because every row needs it, like those below."""
     _fields: tuple[str, ...] = field(init=False)
+    _values: Callable[[R], Values] = field(init=False)
+    """Reads the fields of a record."""
+    _plain: tuple[tuple[type, ...], ...] = field(init=False)
+    """Of each column, the types of values that are stored as they are."""
     _converted: tuple[tuple[int, ColumnSpec], ...] = field(init=False)
     """Columns whose values SQLite may return as another type than their field's."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_upsert", self._make_upsert())
         object.__setattr__(self, "_fields", tuple(c.name for c in self.columns))
+        object.__setattr__(self, "_values", attrgetter(*self._fields))
+        plain = (((c.kind, NoneType) if c.is_optional else (c.kind,)) for c in self.columns)
+        object.__setattr__(self, "_plain", tuple(plain))
         converted = ((i, c) for i, c in enumerate(self.columns) if c.is_converted)
         object.__setattr__(self, "_converted", tuple(converted))
 
@@ -223,7 +232,8 @@ class TableSchema(Generic[R]):
 
     def encode(self, record: R) -> Values:
         """Return the values of a record in column order."""
-        return tuple([c.to_sql(getattr(record, c.name)) for c in self.columns])
+        cells = zip(self._values(record), self._plain, self.columns, strict=True)
+        return tuple([v if type(v) in plain else c.to_sql(v) for v, plain, c in cells])
 
     def encode_all(self, rows: Columns[R] | Sequence[R]) -> list[Values]:
         """Return the values of each row in column order.

@@ -49,8 +49,9 @@ class Engine(Protocol):
         x: Examples,
         y: Targets,
         micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, NDArray[np.float32]]:
-        """Return the mean loss of a mini-batch and its gradient, shape (n_params,).
+        """Return the mean loss of a mini-batch and `factor` times its gradient, shape (n_params,).
 
         The mean is over all positions of all examples (`wire.evaluation.positions_of`).
         `vector` has shape (n_values,); its buffers, if any, are updated in place, by each part in
@@ -63,6 +64,8 @@ class Engine(Protocol):
             micro_batch: Examples of a part, see `parts`. The sum over the parts, with weights of
                 the whole mini-batch, is its gradient up to the order of the sums, unless the
                 examples of a part affect each other, as in batch normalisation.
+            factor: Is in the weights of the examples: a step of its size needs no product of its
+                own. The loss is without it.
         """
         ...
 
@@ -125,11 +128,12 @@ class BucketEngine:
         x: Examples,
         y: Targets,
         micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss of a mini-batch and its gradient; see `Engine.gradient`."""
         x, y = shaped_examples(self.spec, x, y)
         length = int(self._buckets(x, y).max())
-        return self.engines[length].gradient(vector, *self._cut(x, y, length), micro_batch)
+        return self.engines[length].gradient(vector, *self._cut(x, y, length), micro_batch, factor)
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode."""

@@ -83,6 +83,7 @@ class OnnxEngine:
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
         self._weights: NDArray[np.float32] | None = None
         """The bound weights of the last mini-batch, shape (B,); None if others are bound."""
+        self._factor = 1.0
         self._seed = 0, 0
         self._run: _Run | None = None
         """The step in progress."""
@@ -116,6 +117,7 @@ class OnnxEngine:
         x: Examples,
         y: Targets,
         micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss of a mini-batch and its gradient; see `Engine.gradient`.
 
@@ -129,11 +131,11 @@ class OnnxEngine:
         n, declared = len(y), self.spec.masks
         masks = draw_masks(declared, *self._seed, n) if declared else []
         if micro_batch is None or micro_batch >= n:
-            weights = self._weights_of(y)
+            weights = self._weights_of(y, factor)
             loss = self._step(vector, x, y, weights, masks)
-            self._weights = weights if are_complete(y) else None
-            return loss, self._gradient
-        weights = mean_weights(y)
+            self._weights, self._factor = weights if are_complete(y) else None, factor
+            return loss / factor, self._gradient
+        weights = mean_weights(y, factor)
         loss, total = 0.0, self._gradient
         for i, part in enumerate(parts(n, micro_batch)):
             of_part = [
@@ -145,17 +147,18 @@ class OnnxEngine:
                 total += self._gradient
             else:
                 total = self._gradient.copy()
-        return loss, total
+        return loss / factor, total
 
-    def _weights_of(self, y: Targets) -> NDArray[np.float32]:
+    def _weights_of(self, y: Targets, factor: float) -> NDArray[np.float32]:
         """Return the weights of a mini-batch, shape (B,): those of the last one if they are equal.
 
-        Complete examples all have the weight 1 / (B positions).
+        Complete examples all have the weight `factor` / (B positions).
         """
         last = self._weights
-        if last is not None and len(last) == len(y) and are_complete(y):
-            return last
-        return mean_weights(y)
+        is_equal = last is not None and len(last) == len(y) and self._factor == factor
+        return (
+            last if last is not None and is_equal and are_complete(y) else mean_weights(y, factor)
+        )
 
     def _step(
         self,

@@ -100,6 +100,7 @@ class TorchEngine:
         x: Examples,
         y: Targets,
         micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss (nats) of a mini-batch and its gradient; see `Engine.gradient`.
 
@@ -110,7 +111,7 @@ class TorchEngine:
         inputs, labels = self._tensors(x, y)
         self._load(vector)
         self._gradient.zero_()
-        weights, loss_sum = torch.from_numpy(mean_weights(y)), 0.0
+        weights, loss_sum = torch.from_numpy(mean_weights(y, factor)), 0.0
         with self._drawing(), self._failing("a training step"):
             for part in parts(len(labels), micro_batch):
                 losses = target_losses(self._module(inputs[part]), labels[part], self.spec)
@@ -119,7 +120,7 @@ class TorchEngine:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 loss_sum += loss.item()
         self._save_buffers(vector)
-        return loss_sum, self._gradient.numpy()
+        return loss_sum / factor, self._gradient.numpy()
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode.

@@ -49,6 +49,7 @@ class SoftmaxEngine:
         x: Examples,
         y: Targets,
         micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, NDArray[np.float32]]:
         self.gradients += 1
         if self._hook is not None:
@@ -58,7 +59,7 @@ class SoftmaxEngine:
         with np.errstate(divide="ignore"):
             loss = -np.log(probabilities[rows, y]).mean()
         probabilities[rows, y] -= 1.0
-        slope = probabilities / len(y)
+        slope = factor * probabilities / len(y)
         gradient = np.concatenate([(x.T @ slope).ravel(), slope.sum(axis=0)])
         return float(loss), gradient.astype(np.float32)
 

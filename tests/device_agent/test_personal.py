@@ -341,11 +341,16 @@ class Quadratic(SoftmaxEngine):
     """F(v) = |X v - y|^2 / 2n on the examples of a mini-batch, one output."""
 
     def gradient(
-        self, vector: Vector, x: Examples, y: Targets, micro_batch: int | None = None
+        self,
+        vector: Vector,
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, Vector]:
         rest = x.astype(np.float64) @ vector.astype(np.float64)[: x.shape[1]] - y
         slope = np.zeros(len(vector), dtype=np.float32)
-        slope[: x.shape[1]] = x.T @ rest / len(y)
+        slope[: x.shape[1]] = factor * (x.T @ rest) / len(y)
         return float(rest @ rest) / (2 * len(y)), slope
 
 

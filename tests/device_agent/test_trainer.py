@@ -66,10 +66,17 @@ class Formula:
         self.seeds.append((seed, step))
 
     def gradient(
-        self, vector: Floats, x: Examples, y: Targets, micro_batch: int | None = None
+        self,
+        vector: Floats,
+        x: Examples,
+        y: Targets,
+        micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, Floats]:
         self.batches.append(x)
-        return self.loss, np.array(self._gradient(vector, x, len(self.batches)), np.float32)
+        found = np.array(self._gradient(vector, x, len(self.batches)), np.float32)
+        with np.errstate(over="ignore"):
+            return self.loss, np.float32(factor) * found
 
     def evaluate(self, vector: Floats, x: Examples, y: Targets) -> Evaluation:
         self.batches.append(x)
@@ -305,10 +312,15 @@ def test_reports_no_loss_when_stopped_before_the_first_mini_batch() -> None:
 def test_charges_each_part_of_a_mini_batch() -> None:
     class InParts(Formula):
         def gradient(
-            self, vector: Floats, x: Examples, y: Targets, micro_batch: int | None = None
+            self,
+            vector: Floats,
+            x: Examples,
+            y: Targets,
+            micro_batch: int | None = None,
+            factor: float = 1.0,
         ) -> tuple[float, Floats]:
             assert micro_batch == 4
-            return super().gradient(vector, x, y)
+            return super().gradient(vector, x, y, factor=factor)
 
     engine, meter = InParts(constant(0.0)), CountingMeter()
     result = run(engine, [0.0], n=15, batch_size=10, micro_batch=4, meter=meter)
@@ -322,10 +334,15 @@ def test_reports_the_mean_loss_of_the_last_epoch_per_example() -> None:
 
     class Improving(Formula):
         def gradient(
-            self, vector: Floats, x: Examples, y: Targets, micro_batch: int | None = None
+            self,
+            vector: Floats,
+            x: Examples,
+            y: Targets,
+            micro_batch: int | None = None,
+            factor: float = 1.0,
         ) -> tuple[float, Floats]:
             self.loss = next(losses)
-            return super().gradient(vector, x, y)
+            return super().gradient(vector, x, y, factor=factor)
 
     result = run(Improving(constant(0.0)), [0.0], n=3, batch_size=2, epochs=2)
     assert result.loss_train == pytest.approx((2 * 1.0 + 1 * 4.0) / 3)

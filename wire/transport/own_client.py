@@ -49,6 +49,9 @@ from fairbed.wire.transport.protocol.pending import (
 QUEUE_BYTES = 16 * 1024
 """A longer queue is written at once; publishers then wait until the kernel has taken it."""
 
+LARGE_PART_BYTES = 64 * 1024
+"""A larger part of a packet is written by itself: joining it to others would copy it."""
+
 _log = logging.getLogger(__name__)
 
 _AnswerFuture: TypeAlias = "asyncio.Future[Answer]"
@@ -333,11 +336,20 @@ class OwnConnection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         if self._is_paused or not self._queue or self._transport is None:
             return
-        data = b"".join(self._queue) if len(self._queue) > 1 else self._queue[0]
-        self._queue.clear()
+        queue, self._queue = self._queue, []
         self._queued_bytes = 0
         self._sent_at = self._loop.time()
-        self._transport.write(data)
+        small = list[bytes | memoryview]()
+        for part in queue:
+            if len(part) < LARGE_PART_BYTES:
+                small.append(part)
+                continue
+            if small:
+                self._transport.write(b"".join(small))
+                small.clear()
+            self._transport.write(memoryview(part))  # asyncio copies the unsent rest of bytes twice
+        if small:
+            self._transport.write(b"".join(small))
 
     def _new_future(self) -> _AnswerFuture:
         return self._loop.create_future()

@@ -7,7 +7,7 @@ arrived (`StoredMerge`). In both, the order of arrival changes no bit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -86,18 +86,15 @@ class Aggregator:
         self.local_steps = local_steps
         self.defence = defence
         self.is_normalised = step == "normalised"
+        is_linear = isinstance(self.pseudo_gradient, LinearPseudoGradient)
+        is_separable = isinstance(rule, SeparableRule) and not rule.needs_models
+        self.is_streaming = is_linear and is_separable and defence is None
+        """Each update is read once, so that memory does not grow with the cohort."""
 
     @property
     def needs_loss(self) -> bool:
         """Devices must report F_k(w_t), evaluated before the first local step."""
         return self.rule.needs_loss or (self.defence is not None and self.defence.needs_loss)
-
-    @property
-    def is_streaming(self) -> bool:
-        """Each update is read once, so that memory does not grow with the cohort."""
-        is_linear = isinstance(self.pseudo_gradient, LinearPseudoGradient)
-        is_separable = isinstance(self.rule, SeparableRule) and not self.rule.needs_models
-        return is_linear and is_separable and self.defence is None
 
     def begin(
         self,
@@ -239,6 +236,9 @@ class RunningMerge:
         assert isinstance(parts.pseudo_gradient, LinearPseudoGradient)
         self._rule, self._gradient = parts.rule, parts.pseudo_gradient
         self._parts, self._begun = parts, begun
+        assert parts.is_streaming
+        self._rule_factors = cast(SeparableRule, parts.rule).factors
+        self._gradient = cast(LinearPseudoGradient, parts.pseudo_gradient)
         self._arrivals = _Arrivals(parts, begun)
         self._params = RunningSum(begun.n_params)
         self._buffers = RunningSum(begun.sent.size - begun.n_params)

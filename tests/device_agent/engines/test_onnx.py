@@ -78,6 +78,18 @@ def test_the_parts_of_a_mini_batch_add_up_to_it(cnn: Artifact, size: int) -> Non
         )
 
 
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_factor_is_in_the_gradient_and_not_in_the_loss(cnn: Artifact, size: int | None) -> None:
+    engine, vector, (x, y) = OnnxEngine(cnn), initial_vector(cnn.spec, 1), examples(20, 1, 8, 8)
+    loss, gradient = engine.gradient(vector, x, y, size)
+    wanted = gradient * np.float32(0.1)
+    for _ in range(2):
+        scaled, found = engine.gradient(vector, x, y, size, 0.1)
+        assert scaled == pytest.approx(loss, rel=1e-6)
+        assert np.linalg.norm(found - wanted) <= 1e-6 * np.linalg.norm(wanted)
+    assert engine.gradient(vector, x, y, size)[0] == loss
+
+
 def test_a_step_raises_no_error_inside_the_runtime(cnn: Artifact) -> None:
     engine, vector, (x, y) = OnnxEngine(cnn), initial_vector(cnn.spec, 1), examples(4, 1, 8, 8)
     events = Counter[str]()

@@ -48,6 +48,7 @@ class Softmax:
         x: Examples,
         y: Targets,
         micro_batch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, NDArray[np.float32]]:
         raise AssertionError("evaluation needs no gradient")
 
