@@ -4,7 +4,6 @@ import socket
 import ssl
 import subprocess
 import threading
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,15 +20,13 @@ from fairbed.device_agent.config import AgentConfig, load_config
 from fairbed.device_agent.doctor import network_findings
 from fairbed.device_agent.errors import ConfigError
 from fairbed.profiles.load import check
-from fairbed.testbed.cli.command import _check_device
 from fairbed.testbed.cli.devices import install_line
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.errors import LabError, UsageError
+from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab.enrolment import own_version
 from fairbed.testbed.lab.folder import lab_option
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.wheelhouse import fill
-from fairbed.wire.command_line import parse_command
 from fairbed.wire.transport.client import MqttTransport
 from fairbed.wire.transport.link import advice_for
 from tests import needs
@@ -163,16 +160,6 @@ def test_orders_and_options_that_were_mistaken_are_corrected(
     with RunReader(folder) as reader:
         (known, *_) = sorted(device.name for device in reader.devices())
     assert known not in ("latest", name)
-
-
-def test_a_device_that_does_not_exist_is_named_before_a_question_about_it(tmp_path: Path) -> None:
-    fake_run(tmp_path / "demo-1", rounds=2, devices=2)
-    options = Namespace(run="demo-1", runs=tmp_path)
-    with RunReader(tmp_path / "demo-1") as reader:
-        known = next(device.name for device in reader.devices())
-    _check_device(options, parse_command(["kick", known], bytes(16)))
-    with pytest.raises(UsageError, match=r"kick pi-55: there is no device 'pi-55' in this run; "):
-        _check_device(options, parse_command(["kick", "pi-55"], bytes(16)))
 
 
 def test_a_series_is_sent_to_its_profile(tmp_path: Path) -> None:
