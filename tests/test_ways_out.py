@@ -46,6 +46,9 @@ CALLS = {
 STREAM = {"stream"}
 """It names a standard stream."""
 
+NAMED = re.compile(rf"\b(?:{'|'.join(['print', 'csv', *STREAMS, *CALLS])})\b")
+"""What a module with a way out names; only those are read."""
+
 ALLOWED: dict[str, set[str]] = {
     "wire/printable.py": {"Printable", "own judgement"},
     "wire/console.py": {"stream", "for_controls", "log"},
@@ -112,8 +115,8 @@ def ways_out(tree: ast.AST) -> Iterator[str]:
 def test_no_module_writes_past_the_function_of_an_exit() -> None:
     found = dict[str, set[str]]()
     for path in MODULES:
-        name = str(path.relative_to(ROOT))
-        ways = set(ways_out(ast.parse(path.read_text(encoding="utf-8"))))
+        name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        ways = set(ways_out(ast.parse(text))) if NAMED.search(text) else set()
         if name.startswith(COMMANDS):
             ways -= {"print", "stream"} if name not in ALLOWED else set()
         if ways:
@@ -129,6 +132,7 @@ def test_no_module_writes_past_the_function_of_an_exit() -> None:
      "Markup(x)", "x.isprintable()", "Printable(x)"],
 )  # fmt: skip
 def test_the_search_finds_each_way_out(code: str) -> None:
+    assert NAMED.search(code)
     assert list(ways_out(ast.parse(code)))
 
 
