@@ -1149,4 +1149,5 @@ def _read_config(folder: Path) -> str:
     try:
         return (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise StoreError(f"{folder / CONFIG}: must be readable, got {exc}") from exc
+        why = exc.strerror if isinstance(exc, OSError) else "no text in UTF-8"
+        raise StoreError(f"{folder / CONFIG}: must be readable, got: {why}") from exc
