@@ -14,7 +14,14 @@ from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
 from fairbed.wire.enrolment import SECRET_PATTERN
 from fairbed.wire.messages import MAX_WATTS, DeviceName, is_device_name
-from fairbed.wire.text import NotText, TOMLDecodeError, text_of, toml_of
+from fairbed.wire.text import (
+    NotText,
+    TOMLDecodeError,
+    as_it_must_be,
+    kinds_in_words,
+    text_of,
+    toml_of,
+)
 
 SentLevel: TypeAlias = Literal["off", "error", "warning", "info"]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=1e6)]
@@ -273,17 +280,11 @@ def _explained(exc: msgspec.ValidationError, values: Mapping[str, object]) -> st
     match = _RULE.match(text)
     if match is None or match["key"] is None:
         return text
-    key, rule = match["key"], match["rule"].replace("Expected", "must be").replace("`", "")
-    rule = re.sub(r"\b(array|float|int)\b(?: \| null)?", lambda kind: _KINDS[kind[1]], rule)
-    got, advice = match["got"] or "", ""
-    value = _value_at(values, key)
-    if got == "str" and isinstance(value, str):
-        got, advice = repr(value[:60]), _as_it_must_be(key, rule, value)
+    key, value = match["key"], _value_at(values, match["key"])
+    rule = kinds_in_words(match["rule"].replace("Expected", "must be").replace("`", ""))
+    got = repr(value)[:60] if isinstance(value, str | int | float) else match["got"] or ""
+    advice = as_it_must_be(key, rule, value) if match["got"] else ""
     return f"{key}: {rule}{f', got {got}' if got else ''}{advice}"
-
-
-_KINDS: Mapping[str, str] = {"array": "a list", "float": "a number", "int": "a whole number"}
-"""What the decoder calls the kinds of values, and what a person does."""
 
 
 def _value_at(values: Mapping[str, object], key: str) -> object:
@@ -291,20 +292,6 @@ def _value_at(values: Mapping[str, object], key: str) -> object:
     for name in key.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def _as_it_must_be(key: str, rule: str, text: str) -> str:
-    """Return how a text must be written to be a list or a number; empty if it cannot be."""
-    name = key.rpartition(".")[2]
-    if "a list" in rule:
-        words = ", ".join(f'"{word}"' for word in text.split())
-        return f"; write each word as one text: {name} = [{words}]"
-    number = re.match(r"\s*([+-]?\d+(?:[.,]\d+)?)\s*[A-Za-z%/]*\s*$", text)
-    if "number" not in rule or number is None:
-        return ""
-    return (
-        f"; write the number alone, in the unit of its name: {name} = {number[1].replace(',', '.')}"
-    )
 
 
 def _unknown(name: str, table: type[Struct], prefix: str = "") -> str:

@@ -16,7 +16,7 @@ from fairbed.device_agent.engines.base import Examples
 from fairbed.device_agent.errors import DataError, NotPrepared
 from fairbed.device_agent.host import Meter
 from fairbed.wire.evaluation import Targets
-from fairbed.wire.labels import Classes, LabelError, plain_labels
+from fairbed.wire.labels import Classes, LabelError, plain_labels, shortened
 from fairbed.wire.messages import HeldOut, Manifest
 from fairbed.wire.preparation import (
     AudioPreparation,
@@ -359,7 +359,7 @@ class OwnData:
                 if set(wanted) - set(arrays.files):
                     raise DataError(
                         f"{self.path}: must hold arrays {' and '.join(wanted)}, got "
-                        f"{', '.join(sorted(arrays.files)) or 'none'}"
+                        f"{shortened(sorted(arrays.files)) or 'none'}"
                     )
                 self._check_size(arrays.zip)
                 x, y = arrays[x_name], arrays[wanted[-1]]

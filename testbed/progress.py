@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
-from fairbed.wire.console import PrintableStream, for_controls
-from fairbed.wire.printable import printable
+from fairbed.wire.console import PrintableStream, for_controls, print_line
+from fairbed.wire.printable import LINES, Printable, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ class Bar:
 
     def line(self, text: str) -> None:
         """Print a line above the bar; where there is no bar, too."""
-        print(text, file=self._file)
+        print_line(text, self._file)
 
     def _draw(self) -> None:
         """Show the present state."""
@@ -143,7 +143,7 @@ class _LineBar(Bar):
     interval_s = LINE_S
 
     def _draw(self) -> None:
-        print(f"{self.label}: {self.text()}", file=self._file, flush=True)
+        print_line(f"{self.label}: {self.text()}", self._file)
 
 
 class _NotebookBar(Bar):
@@ -157,7 +157,7 @@ class _NotebookBar(Bar):
         self._output = show(self._mime(), raw=True, display_id=True)
 
     def _mime(self) -> dict[str, str]:
-        return {"text/plain": f"{self.label}: {self.text()}"}
+        return {"text/plain": str(printable(f"{self.label}: {self.text()}"))}
 
     def _draw(self) -> None:
         self._output.update(self._mime(), raw=True)
@@ -172,7 +172,7 @@ class _RichBar(Bar):
         from rich.table import Column
         from rich.text import Text
 
-        bar, console = self, _console(self._file)
+        bar, console = self, rich_console(self._file)
 
         class Numbers(ProgressColumn):
             def render(self, task: Task) -> Text:
@@ -189,7 +189,7 @@ class _RichBar(Bar):
             refresh_per_second=PER_S,
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._task = self._progress.add_task(printable(self.label), total=self.total)
+        self._task = self._progress.add_task(self.label, total=self.total)
 
     def __enter__(self) -> "_RichBar":
         from rich.file_proxy import FileProxy
@@ -209,22 +209,41 @@ class _RichBar(Bar):
         self._progress.update(self._task, completed=self.done)
 
     def line(self, text: str) -> None:
-        self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(text, markup=False, soft_wrap=True)
 
     def _draw(self) -> None:
         self._progress.update(self._task, total=self.total, completed=self.done, refresh=True)
 
 
-def _console(file: TextIO) -> "Console":
-    from rich.console import Console
+def rich_console(file: TextIO) -> "Console":
+    """Return the console of rich for a stream: what is drawn on it controls no terminal."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.style import Style
 
-    class VisibleCursor(Console):
-        """Leaves the cursor visible, so that a killed process does not leave it hidden."""
+    def segment(text: Printable, style: Style | None) -> Segment:
+        return Segment(text, style)
+
+    class PrintableConsole(Console):
+        """Draws `Printable` texts beside the controls of rich itself.
+
+        It leaves the cursor visible, so that a killed process does not leave it hidden.
+        """
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for drawn in super().render(renderable, options):
+                yield (
+                    drawn
+                    if drawn.control
+                    else segment(printable(drawn.text, kept=LINES), drawn.style)
+                )
 
         def show_cursor(self, show: bool = True) -> bool:
             return False
 
-    return VisibleCursor(file=for_controls(file))
+    return PrintableConsole(file=for_controls(file), highlight=False)
 
 
 def is_dumb_terminal() -> bool:

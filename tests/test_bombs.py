@@ -3,6 +3,7 @@
 import sqlite3
 import time
 import tracemalloc
+import zipfile
 from contextlib import closing
 from pathlib import Path
 
@@ -118,6 +119,16 @@ def test_an_archive_of_zeros_is_refused_before_it_is_expanded(tmp_path: Path) ->
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_an_archive_of_many_arrays_is_one_short_line(tmp_path: Path) -> None:
+    path = tmp_path / "many.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(2_000):
+            archive.writestr(f"a{number}.npy", b"")
+    with pytest.raises(DataError, match=r"must hold arrays x and y, got a0, a1") as caught:
+        OwnData(path).count()
+    assert len(str(caught.value)) < len(str(path)) + 300
 
 
 def nested(levels: int) -> str:

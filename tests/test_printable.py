@@ -18,32 +18,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
+import tomli_w
 from textual.strip import Strip
 
 from fairbed.coordinator.report.export import export_run
 from fairbed.coordinator.report.html import read_page, report_page
 from fairbed.coordinator.report.markup import escaped, tag
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.connection import CONFIG, DATABASE
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.schema import RECORDS, table_of
 from fairbed.coordinator.tui.attention import attention
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.identities import Identities
+from fairbed.testbed.metrics.exporter import Follower
 from fairbed.testbed.metrics.prometheus import RunCollector
 from fairbed.testbed.metrics.totals import Totals
+from fairbed.testbed.run.notifier import Notification, notification, send, serve
+from fairbed.testbed.run.notify import AlertSeen, Start
 from fairbed.wire import codec
-from fairbed.wire.console import PrintableStream
 from fairbed.wire.enrolment import EnrolRequest, RenewRequest, decode_json
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.printable import Printable, csv_cell, latex, one_line, printable
+from fairbed.wire.printable import latex
+from fairbed.wire.text import toml_of
 from tests.coordinator.store.fake_run import fake_run
 from tests.coordinator.tui.screen import lines_on, room, settled
-from tests.test_architecture import MODULES, ROOT
 from tests.testbed.lab.labs import NOW_S, make_lab
+from tests.testbed.run.test_notify import FACTS, recorder, settings, webhook
+from tests.testbed.web.browser import LIMIT_S
+from tests.testbed.web.test_watch_web import Command
 from tests.wire.messages import MESSAGES
 
 LINE = "zzline"
@@ -119,6 +126,13 @@ def cells_of(path: Path) -> Iterator[str]:
                     yield cell
 
 
+def mark_experiment(folder: Path) -> None:
+    """Mark every text of a run's experiment, in a file that is still TOML."""
+    path = folder / CONFIG
+    document = marked_json(toml_of(path.read_text("utf-8")))
+    path.write_text(tomli_w.dumps(document), "utf-8")
+
+
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -166,6 +180,7 @@ def test_no_text_of_a_foreign_run_controls_an_output(
 ) -> None:
     folder = fake_run(tmp_path / "runs" / "demo-1", rounds=3, devices=3)
     mark_store(folder, texts_of_store(), only_last=only_last)
+    mark_experiment(folder)
     found = {name: controls(text) for name, text in shown_of(folder, capsys)}
     assert {name: bad for name, bad in found.items() if bad} == {}
     assert len(found) >= 10
@@ -193,6 +208,7 @@ async def test_no_text_of_a_foreign_run_controls_the_control_room(
 ) -> None:
     folder = fake_run(tmp_path / "demo-1", rounds=3, devices=3)
     mark_store(folder, texts_of_store(), only_last=only_last)
+    mark_experiment(folder)
     async with room(folder) as (app, pilot):
         for key in ("", *SCREEN_KEYS):
             if key:
@@ -202,6 +218,123 @@ async def test_no_text_of_a_foreign_run_controls_the_control_room(
             for strip in app.screen._compositor.render_strips():  # as the driver gets them
                 assert isinstance(strip, Strip)
                 assert controls(strip.text) == [], key
+
+
+TERMINAL = re.compile(
+    r"\x1b(?:\[\??\d[\d;]*[hlHmABCD]|\[[HmJ]|\[[<>=][\d;]*u|\[\?\d+\$p|\]22;[a-z]+\x07)|[\r\n]"
+)
+"""What Textual writes itself. Of the mark's own sequences it has none."""
+
+
+DRAWN = 3_000
+"""Bytes that a new screen of 120 x 40 cells has at least."""
+
+
+@pytest.mark.full
+@pytest.mark.anyio
+async def test_no_text_of_a_foreign_run_controls_a_browser(tmp_path: Path) -> None:
+    """The bytes that the page gets of the real server, and the title that it shows."""
+    folder = fake_run(tmp_path / "demo-1", rounds=3, devices=3)
+    mark_store(folder, texts_of_store(), only_last=False)
+    mark_experiment(folder)
+    command = Command(folder)
+    try:
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with aiohttp.ClientSession(cookie_jar=jar, headers={"Origin": command.url}) as client:
+            async with client.post(f"{command.url}/login", data=command.token) as answer:
+                assert answer.status == 204
+            async with client.get(f"{command.url}/session") as answer:
+                title = (await answer.json())["title"]
+            async with client.get(command.url) as answer:
+                page = await answer.text()
+            async with client.ws_connect(f"{command.url}/ws?width=120&height=40") as socket:
+                shown = (await socket.receive_bytes(timeout=LIMIT_S)).decode()
+                for key in ("", *"2345671"):
+                    if key:
+                        await socket.send_json(["stdin", key])
+                    before = len(shown)
+                    while len(shown) < before + DRAWN:
+                        shown += (await socket.receive_bytes(timeout=LIMIT_S)).decode()
+    finally:
+        command.process.kill()
+        command.process.communicate()
+    assert controls(title) == []
+    assert "zz" not in page
+    assert "zz" in shown
+    assert controls(TERMINAL.sub("", shown)) == []
+
+
+@pytest.mark.full
+def test_no_text_of_a_foreign_run_controls_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    folder = fake_run(tmp_path / "demo-1", rounds=3, devices=3)
+    mark_store(folder, texts_of_store(), only_last=True)
+    for is_toml in (True, False):
+        if is_toml:
+            mark_experiment(folder)
+        else:
+            (folder / CONFIG).write_text(f"# {MARK}", "utf-8")
+        follower = Follower(folder, None, tmp_path / "tb", 1)
+        follower.refresh(is_last=True)
+        follower.close()
+        (path,) = (tmp_path / "tb").iterdir()
+        found = list[str]()
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                found.append(value.tag)
+                found += [text.decode() for text in value.tensor.string_val]
+        assert any("zz" in text for text in found)
+        assert [bad for text in found for bad in controls(text)] == []
+
+
+def test_a_message_to_a_person_is_printable_whatever_it_is_made_of() -> None:
+    facts = msgspec.structs.asdict(FACTS)
+    for name in (name for name, value in facts.items() if isinstance(value, str)):
+        message = Notification(**(facts | {name: MARK}))
+        found = list(texts_in([message, message.environment()]))
+        assert sum("zz" in text for text in found) == 2, name
+        assert [bad for text in found for bad in controls(text)] == []
+
+
+@pytest.mark.full
+def test_no_text_of_a_run_controls_what_a_message_to_a_person_reaches(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A command gets arguments, variables and JSON; a webhook JSON. Its errors are an output."""
+    folder = fake_run(tmp_path / "demo-1", rounds=3, devices=3)
+    mark_store(folder, texts_of_store(), only_last=True)
+    mark_experiment(folder)
+    got = list[str]()
+    with webhook(204) as (url, bodies):
+        way = settings(command=recorder(tmp_path / "got"), url=url)
+        with RunReader(folder) as reader:
+            made = [
+                notification(reader),
+                notification(reader, AlertSeen(MARK, MARK, is_over=False)),
+                notification(reader, AlertSeen(MARK, MARK, is_over=False, is_long=True)),
+            ]
+        texts = [
+            name for name in made[0].__struct_fields__ if isinstance(getattr(made[1], name), str)
+        ]
+        facts = msgspec.structs.asdict(made[1])
+        made += [Notification(**(facts | {name: MARK})) for name in texts]
+        for message in made:
+            assert send(way, message, 30.0, (0.0,)) == ""
+            body, variables, arguments = json.loads((tmp_path / "got").read_text())
+            got += texts_in([body, variables, arguments, json.loads(bodies[-1])])
+    assert len(bodies) == len(made) >= 10
+    assert sum("zz" in text for text in got) >= 3 * len(texts)
+    assert [bad for text in got for bad in controls(text)] == []
+    assert not any("\n" in text for text in got)
+    fails = (sys.executable, "-c", f"import sys; sys.exit({MARK!r})")
+    serve(
+        iter([msgspec.json.encode(Start(str(folder), settings(command=fails))) + b"\n"]),
+        io.BytesIO(),
+    )
+    shown = capfd.readouterr().err
+    assert "fairbed: no notification: " in shown
+    assert controls(shown) == []
 
 
 def test_the_control_room_shows_no_control_character_that_a_widget_gives_it(tmp_path: Path) -> None:
@@ -403,45 +536,3 @@ def test_a_notification_of_the_terminal_ends_where_it_must() -> None:
     assert sent.count("\x1b") == 2
     assert sent.count("\x07") == 1
     assert controls(sent.replace("\x1b", "").replace("\x07", "")) == []
-
-
-# The doors ----------------------------------------------------------------------------------------
-
-PAST_THE_DOOR = re.compile(
-    r"sys\.__std(?:out|err)__|sys\.std(?:out|err)\.buffer\.write|csv\.(?:writer|DictWriter)\("
-    r"|logging\.(?:basicConfig|StreamHandler|FileHandler)\(|\.isprintable\(\)|\bPrintable\("
-)
-"""What writes to an exit without its function, and what judges a text by itself."""
-
-OWN_DOORS = {
-    "wire/printable.py",
-    "wire/console.py",  # the terminal and the log
-    "testbed/compare/table.py",  # CSV of cells that are `Printable`
-    "profiles/text.py",  # CSV in memory, for a reader that takes one separator
-    "testbed/backends/network/relay.py",  # JSON in the pipe to another process; so the next two
-    "testbed/backends/network/trial.py",
-    "testbed/backends/proxy/server.py",
-    "testbed/run/amqtt_broker.py",  # a process without Fairbed; its log quotes each message
-    "coordinator/store/connection.py",  # most texts of a store need no more than a look
-    "coordinator/tui/keys.py",  # judges a key of the keyboard
-    "testbed/experiment/notify.py",  # refuses an address
-    "wire/labels.py",  # quotes a label that is not printable
-    "wire/preparation.py",
-}
-
-
-def test_no_module_writes_past_the_function_of_an_exit() -> None:
-    found = {
-        str(path.relative_to(ROOT))
-        for path in MODULES
-        if PAST_THE_DOOR.search(path.read_text(encoding="utf-8"))
-    }
-    assert found <= OWN_DOORS
-
-
-def test_the_type_refuses_a_text_that_did_not_come_through_its_function() -> None:
-    hints = typing.get_type_hints(PrintableStream._put)
-    assert hints["text"] is Printable
-    assert {typing.get_type_hints(f)["return"] for f in (printable, csv_cell, latex, one_line)} == {
-        Printable
-    }

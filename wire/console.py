@@ -1,7 +1,8 @@
 """The exit of a process to its terminal: standard output, standard error, the log.
 
-Nothing that is printed or logged controls the terminal (`wire.printable`): what Fairbed itself
-draws there takes the stream of `for_controls`.
+Nothing that is printed or logged controls the terminal (`wire.printable`): a command prints to the
+streams of `print_anything`, all else by `print_line`, also in a program that is not Fairbed's. What
+Fairbed itself draws there takes the stream of `for_controls`.
 
 A character that a stream cannot encode never ends a program: it is written as ASCII, by meaning
 where there is one (`+-`, `->`, `sigma`), else as JSON escapes it, so that JSON stays valid.
@@ -122,7 +123,7 @@ class PrintableStream:
 
     def write(self, text: str) -> int:
         """Write a text; line ends and tabs stay, other control characters become `?`."""
-        self._put(printable(text, kept=LINES))
+        _put(self.stream, printable(text, kept=LINES))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -130,11 +131,19 @@ class PrintableStream:
         for line in lines:
             self.write(line)
 
-    def _put(self, text: Printable) -> None:
-        self.stream.write(text)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def _put(stream: TextIO, text: Printable) -> None:
+    stream.write(text)
+
+
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Write a line to a stream, None: standard error; nothing in it controls a terminal."""
+    out = for_controls(sys.stderr if stream is None else stream)
+    _put(out, printable(f"{text}\n", kept=LINES))
+    out.flush()
 
 
 def for_controls(stream: TextIO) -> TextIO:

@@ -1022,6 +1022,9 @@ class OperatorCommand(Message, frozen=True, kw_only=True, tag="command"):
     """The note, one line."""
     run: Text = ""
     """Id of the run that it is for, as another one may have begun; empty: whichever is there."""
+    is_trial: bool = False
+    """Answer whether the run knows what the command names, and change nothing. A person is asked
+    about a command by which work is lost only after that."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,13 +1,14 @@
 """Text that others wrote, made safe for every exit: terminals, screens, pages, tables, logs.
 
 Names and texts of devices, of files and of foreign runs are in every output. `Printable` is the
-type of a text that no longer controls what shows it; the function of each exit that writes takes or
-returns one, so that mypy refuses a text that did not come through here. Pure.
+type of a text that no longer controls what shows it. Call sites give an exit any text: the exit
+itself makes it `Printable`, because the function in it that writes takes nothing else, which mypy
+checks. docs/security.md lists the exits, tests/test_printable.py refuses other ways out. Pure.
 """
 
 import re
 import unicodedata
-from typing import Final
+from typing import Any, Final
 
 REPLACEMENT: Final = "?"
 """What a reader sees for a character that is not printable."""
@@ -48,7 +49,7 @@ def printable(text: str, kept: str = "") -> Printable:
     """
     if type(text) is Printable:
         return text
-    if is_printable(text):
+    if is_printable(text.translate(dict.fromkeys(map(ord, kept))) if kept else text):
         return Printable(text)
     return Printable("".join(c if c.isprintable() or c in kept else _shown(c) for c in text))
 
@@ -62,6 +63,15 @@ def _shown(character: str) -> str:
         case "Cs":  # a byte of a name of a file that is no text
             return f"\\u{ord(character):04x}"
     return REPLACEMENT
+
+
+def printable_values(value: Any) -> Any:
+    """Return a value of JSON or TOML whose texts and keys, at any depth, are printable lines."""
+    if isinstance(value, dict):
+        return {str(printable(key)): printable_values(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [printable_values(one) for one in value]
+    return str(printable(value)) if isinstance(value, str) else value
 
 
 def one_line(text: str, length: int) -> Printable:

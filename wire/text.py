@@ -111,3 +111,54 @@ def toml_of(text: str) -> dict[str, Any]:
             )
             raise NotText(f"must be TOML with {rule}, got more in row {row}; correct it")
     return tomllib.loads(text)
+
+
+_WORDS: Final[Mapping[str, str]] = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "left out",
+    "object": "a table",
+    "str": "a text",
+}
+"""What a decoder calls the kinds of values, and what a person does."""
+
+_NUMBER: Final = re.compile(r"\s*([+-]?\d+([.,]\d+)?)\s*([A-Za-z%/]*)\s*$")
+_TRUTHS: Final[Mapping[str, str]] = {
+    "true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"
+}  # fmt: skip
+
+
+def kinds_in_words(rule: str) -> str:
+    """Return a rule of a decoder with the kinds of values as a person names them."""
+    rule = re.sub(rf"\b({'|'.join(_WORDS)})\b", lambda kind: _WORDS[kind[1]], rule)
+    return rule.replace(" | ", " or ")
+
+
+def as_it_must_be(key: str, rule: str, value: object, *, of_texts: bool = True) -> str:
+    """Return how a value of a wrong kind is written in TOML, as the end of a message; or nothing.
+
+    Args:
+        key: Name of the value, after the last dot.
+        rule: In words, as in `must be a list`.
+        value: What was given.
+        of_texts: A list has texts.
+    """
+    name = key.rpartition(".")[2]
+    if isinstance(value, int | float) and not isinstance(value, bool) and "a text" in rule:
+        return f'; write it in quotes: {name} = "{value}"'
+    if not isinstance(value, str):
+        return ""
+    if "a list" in rule:
+        words = ", ".join(f'"{word}"' for word in value.split())
+        return f"; write each word as one text: {name} = [{words}]" if of_texts else ""
+    if "true or false" in rule:
+        truth = _TRUTHS.get(value.strip().lower())
+        return f"; write it without quotes: {name} = {truth}" if truth else ""
+    number = _NUMBER.match(value)
+    if "number" not in rule or number is None or (number[2] and "whole" in rule):
+        return ""
+    is_in_unit = not number[3] or name.endswith(f"_{number[3].lower()}")
+    shown = f": {name} = {number[1].replace(',', '.')}" if is_in_unit else ""
+    return f"; write the number alone, in the unit of its name{shown}"

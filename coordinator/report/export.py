@@ -25,7 +25,7 @@ from fairbed.coordinator.report.tables import (
 )
 from fairbed.coordinator.store.connection import CONFIG
 from fairbed.coordinator.store.reader import RunReader
-from fairbed.wire.printable import csv_cell
+from fairbed.wire.printable import Printable, csv_cell
 
 Format: TypeAlias = Literal["csv", "parquet", "sqlite"]
 FORMATS: tuple[Format, ...] = ("csv", "parquet", "sqlite")
@@ -182,15 +182,19 @@ def _with_empty(write: Callable[[Any], str], values: Sequence[Any]) -> Iterator[
     return ("" if value is None else write(value) for value in values)
 
 
-def _quoted(text: str) -> str:
-    return '"' + csv_cell(text).replace('"', '""') + '"'
+def _text_cell(text: str) -> str:
+    return _quoted(csv_cell(text))
+
+
+def _quoted(cell: Printable) -> str:
+    return '"' + cell.replace('"', '""') + '"'
 
 
 _CSV_TEXTS: dict[type, Callable[[Any], str]] = {
     int: repr,
     float: repr,
     bool: ("false", "true").__getitem__,
-    str: _quoted,
+    str: _text_cell,
     bytes: bytes.hex,
 }
 

@@ -10,7 +10,6 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -67,9 +66,8 @@ from fairbed.coordinator.report.summary_table import (
     is_kept,
     own_inputs,
 )
-from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader
+from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader, read_settings
 from fairbed.coordinator.store.tables import AlertRow, CommandRow, EventRow, ExchangeRow, MetricRow
-from fairbed.wire.text import toml_of
 
 MAX_LISTED = 200
 """Devices in the table of a fleet that is listed whole; of a larger one the `MAX_WORST` worst."""
@@ -90,6 +88,8 @@ MAX_TEXT = 300
 """Characters of a text from a device or an operator."""
 
 NEEDS = f"it needs {LEAST} timed exchanges, and half of all"
+
+DOCTYPE = Markup("<!doctype html>\n")
 
 PAGE = Path(__file__).parent / "page"
 """Style sheet and script of the page."""
@@ -180,14 +180,8 @@ def read_page(reader: RunReader, *, has_figures: bool = True) -> RunPage:
             alerts=reader.alerts(),
             commands=reader.commands(),
             figures=read_figures(reader) if has_figures else None,
-            experiment=_experiment(reader.experiment_toml),
+            experiment=read_settings(reader.experiment_toml),
         )
-
-
-def _experiment(text: str) -> dict[str, Any]:
-    with suppress(ValueError):
-        return toml_of(text)
-    return {}
 
 
 def _outcomes(
@@ -238,9 +232,13 @@ def write_report(
         pages.append(read_page(reader, has_figures=has_figures))
         advance(1)
     text = report_page(pages, comparison, advance)
+    _write(text, path)
+
+
+def _write(page: Markup, path: Path) -> None:
     draft = path.with_name(f"{path.name}.new")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(page, encoding="utf-8")
         draft.replace(path)
     except OSError as exc:
         exc.filename = str(path)
@@ -258,7 +256,7 @@ def report_page(
     runs: Sequence[RunPage],
     comparison: RunComparison | None = None,
     advance: Callable[[float], None] = lambda parts: None,
-) -> str:
+) -> Markup:
     """Return the page as HTML; `advance` is called with 1 after each figure."""
     body = _one(runs[0], advance) if len(runs) == 1 else _several(runs, comparison, advance)
     title = _title(runs)
@@ -279,7 +277,7 @@ def report_page(
         tag("style", Markup(_colours() + style.read_text(encoding="utf-8"))),
     )
     page = tag("html", head, tag("body", body, tag("script", Markup(code))), lang="en")
-    return f"<!doctype html>\n{page}\n"
+    return join(DOCTYPE, page, Markup("\n"))
 
 
 def _colours() -> str:

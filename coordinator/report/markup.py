@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, TypeAlias
 
-from fairbed.wire.printable import printable
+from fairbed.wire.printable import Printable, printable
 
 VOID = frozenset({"meta", "link", "br", "hr", "img"})
 """Elements without an end tag."""
@@ -18,7 +18,7 @@ Attribute: TypeAlias = str | int | bool | None
 
 
 class Markup(str):
-    """HTML that needs no escaping."""
+    """HTML that needs no escaping: of this module, or a file or figure of Fairbed's own."""
 
     __slots__ = ()
 
@@ -30,7 +30,11 @@ def escaped(text: str) -> Markup:
     """
     if isinstance(text, Markup):
         return text
-    return Markup(html.escape(printable(text)).replace(" %", "&nbsp;%"))
+    return _text(printable(text))
+
+
+def _text(text: Printable) -> Markup:
+    return Markup(html.escape(text).replace(" %", "&nbsp;%"))
 
 
 def join(*children: str) -> Markup:

@@ -33,6 +33,9 @@ REMEMBERED = 1_000
 OF_EMULATED_DEVICES = ("throttle", "profile", "link", "fault")
 """Actions that the testbed executes."""
 
+NAMED = 10
+"""Devices that a refusal names."""
+
 LASTING = ("throttle", "profile", "link")
 """Those of them that a resumed run repeats."""
 
@@ -89,7 +92,13 @@ class OperatorCommands:
         """By number of the command; None while it is executed."""
 
     def on_command(self, command: OperatorCommand, operator: str) -> None:
-        """Execute and answer a command of an operator; answer a duplicate again."""
+        """Execute and answer a command of an operator; answer a duplicate again.
+
+        A trial is answered each time, and leaves no trace.
+        """
+        if command.is_trial:
+            self._publisher.answer(operator, self._trial(command))
+            return
         if command.id in self._answers:
             if (answer := self._answers[command.id]) is not None:
                 self._publisher.answer(operator, answer)
@@ -97,8 +106,7 @@ class OperatorCommands:
         self._answers[command.id] = None
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
-        run_id = self._event_log.store.run_id
-        is_ours = command.run in ("", run_id)
+        is_ours = command.run in ("", self._event_log.store.run_id)
         if command.action in OF_EMULATED_DEVICES and not self._is_read_only and is_ours:
             name = f"coordinator.command[{command.line}]"
             self._group.start_soon(self._change_device, command, operator, name=name)
@@ -106,10 +114,7 @@ class OperatorCommands:
         before: float | None = None
         first_round: int | None = None
         try:
-            if not is_ours:
-                raise CommandRefusedError(OTHER_RUN.format(command.run, run_id))
-            if self._is_read_only:
-                raise CommandRefusedError(READ_ONLY)
+            self._check_allowed(command)
             if command.action == "set":
                 before = value_of(self._loop.next_config, command.name or "")
                 first_round = self._loop.next_round
@@ -117,6 +122,25 @@ class OperatorCommands:
         except (CommandRefusedError, SettingError) as exc:
             text, is_accepted, before, first_round = str(exc), False, None, None
         self._finish(command, operator, text, is_accepted, before, first_round)
+
+    def _check_allowed(self, command: OperatorCommand) -> None:
+        run_id = self._event_log.store.run_id
+        if command.run not in ("", run_id):
+            raise CommandRefusedError(OTHER_RUN.format(command.run, run_id))
+        if self._is_read_only:
+            raise CommandRefusedError(READ_ONLY)
+
+    def _trial(self, command: OperatorCommand) -> OperatorAnswer:
+        """Return whether the run takes a command, as far as that is known before it."""
+        try:
+            self._check_allowed(command)
+            if command.device is not None:
+                self._device(command.device)
+            if command.action in OF_EMULATED_DEVICES:
+                self._control()
+        except CommandRefusedError as exc:
+            return OperatorAnswer(id=command.id, is_accepted=False, text=str(exc))
+        return OperatorAnswer(id=command.id, is_accepted=True, text="the run would take it")
 
     async def repeat(self, rows: Sequence[CommandRow]) -> None:
         """Execute the lasting commands of an earlier process of this run again."""
@@ -213,7 +237,11 @@ class OperatorCommands:
     def _device(self, name: str) -> Device:
         device = self._registry.get(name)
         if device is None:
-            raise CommandRefusedError(f"no device {name!r} is known to this run")
+            known = sorted(self._registry.names())
+            names = f"{', '.join(known[:NAMED])}{', ...' if len(known) > NAMED else ''}"
+            raise CommandRefusedError(
+                f"no device {name!r} is known to this run; there are: {names or 'none'}"
+            )
         return device
 
     def _set(self, name: str, value: float) -> str:

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fairbed.coordinator.store.damage import check_rounds
 from fairbed.coordinator.store.errors import RunInUseError, RunNotFoundError, StoreError
-from fairbed.wire.printable import printable
+from fairbed.wire.printable import printable, printable_values
 
 LOCK_FILE = "lock"
 LOCK_WAIT_S = 0.5
@@ -190,7 +189,7 @@ def _text(path: Path, cell: bytes) -> str:
     if "\\" not in text and text.count("[") + text.count("{") <= MAX_LEVELS:
         return text
     try:  # JSON may escape what is not printable
-        return json.dumps(_printable_json(json.loads(text)), ensure_ascii=False)
+        return json.dumps(printable_values(json.loads(text)), ensure_ascii=False)
     except ValueError:
         return text
     except RecursionError as exc:
@@ -198,14 +197,6 @@ def _text(path: Path, cell: bytes) -> str:
             f"{path}: JSON must have at most {MAX_LEVELS} levels, got hundreds; the file is "
             "damaged, or Fairbed did not write it"
         ) from exc
-
-
-def _printable_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(printable(key)): _printable_json(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_printable_json(one) for one in value]
-    return str(printable(value)) if isinstance(value, str) else value
 
 
 def _roll_back(path: Path, busy_timeout_s: float) -> None:

@@ -59,6 +59,7 @@ from fairbed.coordinator.store.tables import (
     TruthRow,
 )
 from fairbed.wire.messages import DEVICE_PHASES
+from fairbed.wire.printable import printable_values
 from fairbed.wire.text import toml_of
 
 GUARANTEEING = ("rbcs-f", "rbcs-f-known")
@@ -178,11 +179,23 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
         return self.selection.beta if self.selection.policy in GUARANTEEING else None
 
 
-def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
-    """Return the excerpt; empty for a damaged file, so that its results can still be read."""
+def read_settings(experiment_toml: str) -> dict[str, Any]:
+    """Return the keys of an experiment's file, whose texts are printable lines.
+
+    A damaged file has none, so that its results can still be read.
+    """
     try:
-        return convert(toml_of(experiment_toml), ExperimentExcerpt)
-    except (ValueError, ValidationError):
+        settings: dict[str, Any] = printable_values(toml_of(experiment_toml))
+    except ValueError:
+        return {}
+    return settings
+
+
+def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
+    """Return the excerpt; empty for a damaged file."""
+    try:
+        return convert(read_settings(experiment_toml), ExperimentExcerpt)
+    except ValidationError:
         return ExperimentExcerpt()
 
 
@@ -1136,4 +1149,5 @@ def _read_config(folder: Path) -> str:
     try:
         return (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise StoreError(f"{folder / CONFIG}: must be readable, got {exc}") from exc
+        why = exc.strerror if isinstance(exc, OSError) else "no text in UTF-8"
+        raise StoreError(f"{folder / CONFIG}: must be readable, got: {why}") from exc

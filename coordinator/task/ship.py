@@ -11,6 +11,7 @@ from fairbed.coordinator.task.export import export_task
 from fairbed.coordinator.task.models import make_model
 from fairbed.coordinator.task.recipes import SHIPPED, Recipe
 from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.console import print_line
 
 
 def export_recipe(recipe: Recipe) -> bytes:
@@ -33,7 +34,7 @@ def main() -> None:
     for recipe in SHIPPED:
         blob = export_recipe(recipe)
         (folder / f"{recipe.name}{SUFFIX}").write_bytes(blob)
-        sys.stdout.write(f"{recipe.name}: {len(blob)} bytes\n")
+        print_line(f"{recipe.name}: {len(blob)} bytes", sys.stdout)
 
 
 if __name__ == "__main__":

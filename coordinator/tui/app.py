@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 from rich.segment import Segment
+from rich.style import Style
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
@@ -63,7 +64,7 @@ from fairbed.coordinator.tui.widgets.tabs import ScreenTabs
 from fairbed.wire.command_line import MEANINGS, usage
 from fairbed.wire.errors import WireError
 from fairbed.wire.messages import FIELDS_OF_ACTION, Action, OperatorAnswer, OperatorCommand
-from fairbed.wire.printable import printable
+from fairbed.wire.printable import Printable, printable
 
 SHORTEST_PAUSE_S = 0.25
 """The screen changes at most four times a second, however many events arrive."""
@@ -119,9 +120,13 @@ class PrintableOnly(LineFilter):
         return [
             segment
             if segment.control or (text := printable(segment.text)) == segment.text
-            else Segment(text, segment.style)
+            else self._segment(text, segment.style)
             for segment in segments
         ]
+
+    @staticmethod
+    def _segment(text: Printable, style: Style | None) -> Segment:
+        return Segment(text, style)
 
 
 PRINTABLE_ONLY = PrintableOnly()

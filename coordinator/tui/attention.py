@@ -24,10 +24,14 @@ def attention(title: str, text: str, environ: Mapping[str, str]) -> str:
     terminal = environ.get("TERM", "")
     if terminal in ("", "dumb", "linux"):
         return BELL
-    title, text = _plain(title), _plain(text)
-    if "VTE_VERSION" in environ or terminal.startswith(("foot", "rxvt")):
-        return f"{BELL}\x1b]777;notify;{title};{text}\x1b\\"
-    return f"{BELL}\x1b]9;{title}: {text}\x1b\\"
+    has_osc_777 = "VTE_VERSION" in environ or terminal.startswith(("foot", "rxvt"))
+    return BELL + _sequence(_plain(title), _plain(text), has_osc_777=has_osc_777)
+
+
+def _sequence(title: Printable, text: Printable, *, has_osc_777: bool) -> str:
+    if has_osc_777:
+        return f"\x1b]777;notify;{title};{text}\x1b\\"
+    return f"\x1b]9;{title}: {text}\x1b\\"
 
 
 def _plain(text: str) -> Printable:

@@ -24,11 +24,10 @@ from fairbed.coordinator.report.quantities import (
 )
 from fairbed.coordinator.store.connection import DATABASE, is_locked
 from fairbed.coordinator.store.errors import OldStoreError, StoreError
-from fairbed.coordinator.store.reader import LIVE, KnownEnergy, RunInfo, RunReader
+from fairbed.coordinator.store.reader import LIVE, KnownEnergy, RunInfo, RunReader, read_settings
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.coordinator.tui.filters import Field
 from fairbed.coordinator.tui.widgets.plot import Curve
-from fairbed.wire.text import toml_of
 
 MAX_RUNS = 1_000
 """Runs in the list: those whose stores were written last."""
@@ -320,10 +319,7 @@ def read_series(folder: Path) -> RunSeries:
         ]
         sample = SampleCount(len(lasted_s), newest)
         round_median_s = of_enough(median(lasted_s) if lasted_s else None, sample)
-        try:
-            settings = flat(toml_of(reader.experiment_toml))
-        except ValueError:
-            settings = {}
+        settings = flat(read_settings(reader.experiment_toml))
     return RunSeries(line, metrics, rounds, round_median_s, settings)
 
 

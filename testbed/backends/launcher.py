@@ -45,6 +45,7 @@ from fairbed.testbed.emulation.quota import MIN_PERIOD_US
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.host.dilation import DilatedClock, loop_factory
 from fairbed.testbed.host.guard import die_with_parent
+from fairbed.wire.console import print_line
 from fairbed.wire.transport.base import KEEPALIVE_S
 
 LATE_RATIO = 0.05
@@ -300,7 +301,7 @@ def launch(spec: Launch) -> int:
     except KeyboardInterrupt:
         return 0
     except Exception as exc:
-        sys.stderr.write(f"{spec.agent.name}: {type(exc).__name__}: {one_line(exc)}\n")
+        print_line(f"{spec.agent.name}: {type(exc).__name__}: {one_line(exc)}")
         return 1
     return 0
 
@@ -324,7 +325,7 @@ def _is_inside(name: str, sandbox: Sandbox) -> bool:
     try:
         enter(sandbox)
     except (OSError, RuntimeError) as exc:
-        sys.stderr.write(f"{name}: cannot enter its sandbox: {exc}\n")
+        print_line(f"{name}: cannot enter its sandbox: {exc}")
         return False
     return True
 

@@ -4,13 +4,15 @@ import argparse
 import os
 import secrets
 import sys
+from functools import partial
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
-from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
+from fairbed.coordinator.store import RunNotFoundError, StoreError
 from fairbed.testbed.cli import DONE
-from fairbed.testbed.cli.runs import ask_run, live_endpoint
+from fairbed.testbed.cli.runs import ANSWER_S, ask_run, live_endpoint
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.remote.viewer import is_target, parse_target
 from fairbed.testbed.run_folder import Endpoint
@@ -26,9 +28,19 @@ def main(options: argparse.Namespace) -> int:
     try:
         command = parse_command(options.words, secrets.token_bytes(16))
         name, endpoint, operator = _run_of(options)
-        _check_device(options, command)
-        confirm(command, name, is_confirmed=options.yes)
-        answer = anyio.run(ask_run, endpoint, command, options.timeout, operator)
+        ask = partial(anyio.run, ask_run, endpoint)
+        if command.action not in LOSSES or options.yes:
+            answer = ask(command, options.timeout, operator)
+        else:
+            trial = replace(command, is_trial=True)
+            limit_s = options.timeout or ANSWER_S
+            if (answer := ask(trial, limit_s, operator)) is None:
+                raise RunError(
+                    f"{name}: must answer within {limit_s:g} s, got no answer; nothing was done"
+                )
+            if answer.is_accepted:
+                confirm(command, name)
+                answer = ask(command, options.timeout, operator)
     except (CommandTextError, RunNotFoundError) as exc:
         raise UsageError(str(exc)) from exc
     except (StoreError, TransportError, OSError) as exc:
@@ -53,23 +65,6 @@ def main(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _check_device(options: argparse.Namespace, command: OperatorCommand) -> None:
-    """Refuse a device that a run of this machine does not know, before a question about it.
-
-    Raises:
-        UsageError: There is no such device.
-    """
-    if command.device is None or is_target(options.run):
-        return
-    with RunReader(resolve_run(options.runs, options.run)) as reader:
-        known = sorted(device.name for device in reader.devices())
-    if command.device not in known:
-        raise UsageError(
-            f"{command.line}: there is no device {command.device!r} in this run; there are: "
-            f"{', '.join(known[:20]) or 'none'}{', ...' if len(known) > 20 else ''}"
-        )
-
-
 def _run_of(options: argparse.Namespace) -> tuple[str, Endpoint, str]:
     """Return the name of a live run, its endpoint, and the name of the operator.
 
@@ -88,15 +83,13 @@ def _run_of(options: argparse.Namespace) -> tuple[str, Endpoint, str]:
     return target.shown, Endpoint(url=target.url, tenant=target.tenant), target.operator
 
 
-def confirm(command: OperatorCommand, run_id: str, *, is_confirmed: bool) -> None:
+def confirm(command: OperatorCommand, run_id: str) -> None:
     """Ask before a command by which work is lost.
 
     Raises:
         UsageError: The answer is no, or there is no terminal to ask on.
     """
-    loss = LOSSES.get(command.action)
-    if loss is None or is_confirmed:
-        return
+    loss = LOSSES[command.action]
     if not sys.stdin.isatty():
         raise UsageError(f"{command.line}: {loss}; add --yes to do it without a question")
     print(f"{run_id}: {command.line}: {loss}. Do it? [y/N] ", end="", file=sys.stderr, flush=True)

@@ -2,12 +2,14 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.cli import BAD_USAGE, DONE, EXAMPLES, FAILED, NOT_BEGUN, dispatch
@@ -85,6 +87,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Adds to an error what was meant by a word that is no command."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit."""
+        word = re.search(r"argument (?:COMMAND|ACTION): invalid choice: '([^']*)'", message)
+        super().error(message + (_meant(word[1]) if word else ""))
+
+
+def _meant(word: str) -> str:
+    from fairbed.wire.command_line import MEANINGS, usage
+
+    if word in ("start", "stop"):  # `fairbed stop` is a command, so this is of a lab
+        return "; fairbed lab up starts a lab, fairbed lab down stops it"
+    action = next((one for one in MEANINGS if one == word), None)
+    return f"; it is for a live run: fairbed command RUN {usage(action)}" if action else ""
+
+
 def _hint(options: argparse.Namespace) -> str:
     """Return how an argument is given that a command does not take by its place."""
     if options.command == "lab":
@@ -150,7 +170,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="print tracebacks and debug logs",
     )
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fairbed",
         description="Edge-device federated-learning testbed with a terminal control room.",
         parents=[common],

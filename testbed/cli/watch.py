@@ -43,6 +43,7 @@ from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import LOG, Endpoint, clear, read_endpoint
 from fairbed.testbed.web.session import is_web_child
 from fairbed.wire.console import for_controls
+from fairbed.wire.printable import printable
 from fairbed.wire.transport.address import PASSWORD_VARIABLE, is_loopback
 
 FOLLOW_S = 0.25
@@ -167,7 +168,7 @@ def _serve(folder: Path, options: argparse.Namespace) -> None:
     own = [sys.executable, "-m", "fairbed.testbed.cli.main", "watch", str(folder.resolve())]
     flags = ["--reveal"] if options.reveal else []
     settings = WebSettings(
-        title=run_id,
+        title=printable(run_id),
         argv=[*own, *flags, *([] if options.steer else ["--read-only"])],
         host=options.host or "127.0.0.1",
         port=WEB_PORT if options.port is None else options.port,

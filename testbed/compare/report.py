@@ -26,7 +26,7 @@ from fairbed.testbed.compare.table import (
     shown_gap,
     shown_value,
 )
-from fairbed.wire.printable import latex
+from fairbed.wire.printable import Printable, latex
 
 CLIPPED, NO_VERDICT = r"^{\dagger}", r"^{\ddagger}"
 """Marks, in math, of a clipped interval, and of a difference that was not tested."""
@@ -36,7 +36,7 @@ def tex(comparison: Comparison) -> str:
     """Return one table: means of the reported metrics, and differences from the baseline."""
     metrics = {metric.key: metric for metric in comparison.metrics}
     reported = [metrics[key] for key in comparison.report]
-    head = f"% fairbed compare: {latex(comparison.name)}, {len(comparison.seeds)} seeds"
+    head = _comment(latex(comparison.name), len(comparison.seeds))
     if not reported:
         return f"{head}: no metric to report\n"
     return "\n".join([head, "% needs \\usepackage{booktabs}", *_table(comparison, reported)]) + "\n"
@@ -49,13 +49,14 @@ def _table(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
     yield rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]', '-', comparison.name)}}}"
     yield rf"\begin{{tabular}}{{l{'r' * len(metrics)}}}"
     yield r"\toprule"
-    yield _row("", [_heading(comparison, metric) for metric in metrics])
+    yield _row(latex(""), [_heading(comparison, metric) for metric in metrics])
     yield r"\midrule"
     for arm in comparison.arms:
         values = [shown_value(arm, metric, by_interval=True) for metric in metrics]
         yield _row(latex(arm.name), [_tex(value) for value in values])
         if arm.name != comparison.baseline:
-            yield _row(r"\quad difference", [_gap(comparison, arm, metric) for metric in metrics])
+            gaps = [_gap(comparison, arm, metric) for metric in metrics]
+            yield _row(latex("difference"), gaps, r"\quad ")
     yield r"\bottomrule"
     yield r"\end{tabular}"
     yield r"\par\smallskip"
@@ -67,10 +68,10 @@ def _table(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
 
 def _heading(comparison: Comparison, metric: MetricSummary) -> str:
     star = "$^{*}$" if metric.key == comparison.primary else ""
-    return f"{latex(heading_of(metric))}{star}"
+    return _typeset(latex(heading_of(metric)), star)
 
 
-def _caption(comparison: Comparison, metrics: list[MetricSummary]) -> str:
+def _caption(comparison: Comparison, metrics: list[MetricSummary]) -> Printable:
     first, n_arms = metrics[0].heading, len(comparison.arms)
     more = " and other metrics" if len(metrics) > 1 else ""
     return latex(f"{first[:1].upper()}{first[1:]}{more} of {n_arms} arms.")
@@ -83,14 +84,14 @@ def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
         yield "$^{*}$ Primary metric."
     yield f"Means over {seeds} seed{'s' * (seeds != 1)} with {percent} intervals (Student's t)."
     if len(comparison.arms) > 1:
-        yield f"Differences from {latex(comparison.baseline)} are paired by seed."
+        yield _typeset(latex(f"Differences from {comparison.baseline} are paired by seed."))
     if comparison.comparisons:
         yield (
             f"Bold: shown by Holm's method over {comparison.comparisons} comparisons at "
             rf"{100 * FAMILY_LEVEL:.0f}\,\%."
         )
     if is_log := [metric.heading for metric in metrics if metric.scale == "log"]:
-        yield f"Geometric means, and relative differences: {latex(', '.join(is_log))}."
+        yield _typeset(latex(f"Geometric means, and relative differences: {', '.join(is_log)}."))
     keys = [metric.key for metric in metrics]
     if any(target.key in keys for target in comparison.targets):
         horizon = three_digits(comparison.horizon_s or 0.0).replace(",", "{,}")
@@ -109,14 +110,22 @@ def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
         text = undefined_in(arms, metric.key) if metric.key in {*keys, comparison.primary} else ""
         if text:
             heading = metric.heading[:1].upper() + metric.heading[1:]
-            yield f"{latex(heading)} is undefined in {latex(text)}; $n$ counts the others."
+            yield _typeset(latex(f"{heading} is undefined in {text};"), " $n$ counts the others.")
     for line in (comparison.weightings, comparison.steps, comparison.cohorts):
         if line:
-            yield f"{latex(line)}."
+            yield _typeset(latex(f"{line}."))
 
 
-def _row(first: str, cells: list[str]) -> str:
-    return " & ".join([first, *cells]) + r" \\"
+def _comment(name: Printable, seeds: int) -> str:
+    return f"% fairbed compare: {name}, {seeds} seeds"
+
+
+def _row(first: Printable, cells: list[str], before: str = "") -> str:
+    return " & ".join([before + first, *cells]) + r" \\"
+
+
+def _typeset(text: Printable, more: str = "") -> str:
+    return text + more
 
 
 def _gap(comparison: Comparison, arm: ArmSummary, metric: MetricSummary) -> str:

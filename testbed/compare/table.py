@@ -5,7 +5,7 @@ import io
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fairbed.coordinator.report.quantities import MISSING
@@ -24,8 +24,8 @@ from fairbed.testbed.compare.differences import (
     Difference,
     Estimate,
 )
-from fairbed.wire.console import for_controls
-from fairbed.wire.printable import Printable, csv_cell, printable
+from fairbed.testbed.progress import rich_console
+from fairbed.wire.printable import Printable, csv_cell
 
 HEADLINES = (
     FRONT_TIME,
@@ -89,21 +89,21 @@ def plain(comparison: Comparison) -> str:
 def print_rich(comparison: Comparison) -> None:
     """Print the tables to a terminal, in colour."""
     from rich import box
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table as RichTable
 
-    console = Console(highlight=False, file=for_controls(sys.stdout))
+    console = rich_console(sys.stdout)
     for table in (part for whole in tables(comparison) for part in _split(whole, console.width)):
-        drawn = RichTable(title=printable(table.title), title_justify="left", box=box.SIMPLE_HEAD)
-        first, *others = map(printable, table.headings)
+        drawn = RichTable(title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD)
+        first, *others = map(escape, table.headings)
         drawn.add_column(first, no_wrap=True)
         for heading in others:
             drawn.add_column(heading, justify="right")
         for row in table.rows:
-            drawn.add_row(*(_coloured(printable(cell), i > 0) for i, cell in enumerate(row)))
+            drawn.add_row(*(_coloured(cell, i > 0) for i, cell in enumerate(row)))
         console.print(drawn)
     for line in notes(comparison):
-        console.print(printable(line), markup=False)
+        console.print(line, markup=False)
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -492,7 +492,7 @@ def _split(table: TextTable, width: int) -> Iterator[TextTable]:
         yield TextTable(f"{table.title}{' (continued)' if number else ''}", headings, tuple(rows))
 
 
-def _coloured(cell: Printable, is_value: bool) -> str:
+def _coloured(cell: str, is_value: bool) -> str:
     from rich.markup import escape
 
     found = _MARKED.search(cell) if is_value else None
@@ -502,7 +502,14 @@ def _coloured(cell: Printable, is_value: bool) -> str:
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:
+    return _csv_text([_csv_cell(value) for value in row] for row in rows)
+
+
+def _csv_cell(value: object) -> Printable | float | None:
+    return value if value is None or isinstance(value, int | float) else csv_cell(str(value))
+
+
+def _csv_text(rows: Iterable[Sequence[Printable | float | None]]) -> str:
     text = io.StringIO()
-    cells = ([csv_cell(x) if isinstance(x, str) else x for x in row] for row in rows)
-    csv.writer(text, lineterminator="\n").writerows(cells)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

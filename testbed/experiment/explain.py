@@ -13,20 +13,12 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from fairbed.wire.text import as_it_must_be, kinds_in_words
+
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-_WORDS = {
-    "array": "a list",
-    "bool": "true or false",
-    "float": "a number",
-    "int": "a whole number",
-    "null": "left out",
-    "object": "a table",
-    "str": "a text",
-}
-"""TOML names of the decoder's types."""
 
 
 def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
@@ -49,7 +41,30 @@ def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
     if names:
         rule = f"must be one of {', '.join(map(repr, names))}"
     got = "" if isinstance(value, dict | list) else f", got {_short(value)}"
-    return f"{where}: {rule}{got}" if where else rule
+    advice = ""
+    if message.startswith("Expected "):
+        items = _types_at(inspect.type_info(kind), [*steps, 0])
+        of_texts = all(isinstance(item, inspect.StrType | inspect.LiteralType) for item in items)
+        advice = as_it_must_be(where, rule, value, of_texts=of_texts)
+        advice = advice or _as_table(where, value, _types_at(inspect.type_info(kind), steps), items)
+    return f"{where}: {rule}{got}{advice}" if where else rule
+
+
+def _as_table(
+    where: str, value: Any, kinds: Sequence[inspect.Type], items: Sequence[inspect.Type]
+) -> str:
+    """Return how a value is written that must be a table, or tables; or nothing."""
+    if isinstance(value, dict | list):
+        return ""
+    tables = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
+    if tagged := next((x for x in tables if x.tag == value and x.tag_field), None):
+        name = where.rpartition(".")[2]
+        return f'; write it so: {name} = {{ {tagged.tag_field} = "{value}" }}'
+    if tables:
+        return f"; its keys follow a line [{where}]"
+    if any(isinstance(item, inspect.StructType) for item in items):
+        return f"; the keys of each follow a line [[{where}]]"
+    return ""
 
 
 def _key_at_fault(error: str, raw: Any, kind: type, steps: list[str | int]) -> str | int:
@@ -225,8 +240,7 @@ def _rule(message: str) -> str:
     message = re.sub(r"^Expected (.*?)(, got .*)?$", r"must be \1", message)
     if pattern := re.match(r"must be str matching regex '(.*)'$", message):
         return f"must be a text that matches {pattern[1]}"
-    message = re.sub(r"\b(array|bool|float|int|null|object|str)\b", lambda m: _WORDS[m[1]], message)
-    return re.sub(r"(\d)\.0\b", r"\1", message).replace(" | ", " or ")
+    return re.sub(r"(\d)\.0\b", r"\1", kinds_in_words(message))
 
 
 def _short(value: Any) -> str:

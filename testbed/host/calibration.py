@@ -58,6 +58,7 @@ from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.step_work import evaluation_work, step_work
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
+from fairbed.wire.console import print_line
 from fairbed.wire.messages import CODECS, Capabilities, Hyperparameters, Manifest, Packed, Train
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.selfcheck import selfcheck_inputs
@@ -599,7 +600,7 @@ def main() -> int:
     try:
         found = _measure_or_read(probe, files[0]) if files else measure(probe)
     except PluginError as exc:
-        sys.stderr.write(f"{exc}\n")
+        print_line(str(exc))
         return PLUGIN_FAULT
     sys.stdout.write(msgspec.json.encode(found).decode())
     return 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.testbed.metrics.totals import Totals
+from fairbed.wire.console import print_line
 
 if TYPE_CHECKING:
     from fairbed.testbed.metrics.prometheus import RunCollector
@@ -167,7 +168,7 @@ def follow(follower: Follower, is_ended: threading.Event) -> None:
         except StoreError as exc:
             if follower.has_run and str(exc) != problem:
                 problem = str(exc)
-                sys.stderr.write(f"fairbed: metrics: the run cannot be read: {problem}\n")
+                print_line(f"fairbed: metrics: the run cannot be read: {problem}")
         if is_last:
             return
         if follower.has_run and period_s == START_PERIOD_S:

@@ -5,7 +5,6 @@ No metric has a label per round or per exchange. The labels with the most values
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 
 import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -35,7 +34,9 @@ from fairbed.testbed.metrics.totals import (
     PHASES,
     DeviceTotals,
     Totals,
+    unix_s,
 )
+from fairbed.wire.printable import Printable, printable
 
 STATUSES = ("created", "running", "paused", "done", "stopped", "failed", "interrupted")
 OUTCOMES = ("done", "late", "failed", "lost", "rejected", "cancelled")
@@ -64,7 +65,7 @@ class RunCollector(Collector):
 
     def text(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)
+        return _encoded(printable(generate_latest(self._registry).decode(), kept="\n"))
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -83,17 +84,13 @@ class RunCollector(Collector):
             yield from _devices(list(self.totals.devices.values()))
 
 
+def _encoded(text: Printable) -> bytes:
+    return text.encode()
+
+
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
     """Return a gauge; it has no sample if the value is unknown."""
     return GaugeMetricFamily(name, text, value=value)
-
-
-def _unix_s(text: str) -> float | None:
-    """Return the Unix time of an instant in ISO 8601; None for another text of a foreign run."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _gauges(
@@ -135,7 +132,7 @@ def _run(totals: Totals) -> Iterator[Metric]:
     yield _gauge(
         "fairbed_run_start_timestamp_seconds",
         "When the run was created, since 1970.",
-        _unix_s(info.row.created),
+        unix_s(info.row.created),
     )
     yield _gauge(
         "fairbed_run_clock_seconds",

@@ -5,7 +5,6 @@ each round once and an ended run can be deleted and written again.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ from tensorboardX import SummaryWriter
 
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow
-from fairbed.testbed.metrics.totals import PHASES, ClosedRound, Totals
+from fairbed.testbed.metrics.totals import PHASES, ClosedRound, Totals, unix_s
+from fairbed.wire.printable import Printable, printable
 
 SUFFIX = ".fairbed"
 """End of the names of our event files; others in the folder stay."""
@@ -75,10 +75,10 @@ class Curves:
     def __init__(self, folder: Path, totals: Totals) -> None:
         for left in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
             left.unlink()
-        self._created_s = datetime.fromisoformat(totals.info.row.created).timestamp()
+        self._created_s = unix_s(totals.info.row.created) or 0.0
         self._writer = SummaryWriter(str(folder), filename_suffix=SUFFIX, flush_secs=3_600)
         text = "\n".join(f"    {line}" for line in totals.reader.experiment_toml.splitlines())
-        self._writer.add_text("experiment", text, 0, walltime=self._created_s)
+        self._write_text("experiment", printable(text, kept="\n"))
 
     def write(
         self, rounds: Sequence[ClosedRound], metrics: Sequence[MetricRow], reader: RunReader
@@ -101,6 +101,9 @@ class Curves:
                 )
         if rounds or metrics:
             self._writer.flush()
+
+    def _write_text(self, tag: str, text: Printable) -> None:
+        self._writer.add_text(tag, text, 0, walltime=self._created_s)
 
     def _write_round(self, closed: ClosedRound) -> None:
         row, sums = closed.row, closed.exchanges

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -373,3 +374,11 @@ class Totals:
         self.states = Counter(
             SILENT if at_s < oldest_s else state for state, at_s in self._context_of.values()
         )
+
+
+def unix_s(text: str) -> float | None:
+    """Return the Unix time of an instant in ISO 8601; None for another text of a foreign run."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None

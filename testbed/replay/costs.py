@@ -31,6 +31,7 @@ from fairbed.testbed.recording.analysis.from_run import packing_of
 from fairbed.testbed.recording.run_store import training_settings
 from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.console import print_line
 
 SHIPPED_COSTS: Mapping[str, TaskCosts] = {
     "softmax-60-10": TaskCosts(
@@ -221,7 +222,7 @@ def main() -> int:
     for name, costs in measured_here.items():
         numbers = msgspec.structs.asdict(TaskCosts.of(costs, speed))
         arguments = ", ".join(f"{key}={value:.3g}" for key, value in numbers.items())
-        sys.stdout.write(f'    "{name}": TaskCosts({arguments}),\n')
+        print_line(f'    "{name}": TaskCosts({arguments}),', sys.stdout)
     return 0
 
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.summary import fairness_of
@@ -27,6 +28,8 @@ from fairbed.coordinator.report.summary_table import counted_rate, guarantee, is
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError
 from fairbed.testbed.experiment.notify import NotifySettings, Occasion
 from fairbed.testbed.run.notify import AlertSeen, Answer, RunEnded, Start
+from fairbed.wire.console import print_line
+from fairbed.wire.printable import printable
 from fairbed.wire.transport.address import is_loopback
 
 NICENESS = 10
@@ -52,7 +55,10 @@ SHOWN = 200
 
 
 class Notification(Struct, frozen=True, kw_only=True):
-    """The facts of one message: JSON of the webhook and of the command's standard input."""
+    """The facts of one message: JSON of the webhook and of the command's standard input.
+
+    Its texts are printable, whatever it is made of: a command may show them on a terminal.
+    """
 
     format: int = 1
     event: Occasion
@@ -85,6 +91,11 @@ class Notification(Struct, frozen=True, kw_only=True):
     """A few words."""
     text: str
     """One line."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if isinstance(value := getattr(self, name), str):
+                force_setattr(self, name, str(printable(value)))
 
     def environment(self) -> dict[str, str]:
         """Return the facts as environment variables; an unknown one is empty."""
@@ -304,7 +315,7 @@ def serve(lines: Iterator[bytes], answers: IO[bytes]) -> None:
             return
     _await_death(folder)
     if problem := _send_about(settings, folder, None, settings.timeout_s):
-        sys.stderr.write(f"fairbed: no notification: {problem}\n")
+        print_line(f"fairbed: no notification: {problem}")
 
 
 def _send_about(

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.testbed.experiment.notify import NotifySettings
+from fairbed.wire.console import print_line
 
 
 class Start(Struct, frozen=True, tag="start"):
@@ -58,7 +59,7 @@ def notifying(settings: NotifySettings | None, folder: Path) -> Iterator[None]:
         return
 
     def warn(problem: str) -> None:
-        sys.stderr.write(f"warning: not notified: {problem}\n")
+        print_line(f"warning: not notified: {problem}")
 
     notifier = Notifier(settings, folder, warn)
     try:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import pwd
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fairbed.testbed.shape import enter, report, signals
 from fairbed.testbed.shape.plan import ShapePlan, make_plan
 from fairbed.testbed.shape.request import DeviceRequest, RequestError, device_request
 from fairbed.testbed.shape.session import Outcome, ShapedCommand, ShapeSession, shell_status
+from fairbed.wire.console import print_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +107,19 @@ def _print_report(outcome: Outcome, path: Path | None, *, is_verbose: bool) -> N
     if is_verbose:
         lines += report.report_lines(found)
     for line in lines:
-        sys.stderr.write(f"fairbed: shape: {line}\n")
+        print_line(f"fairbed: shape: {line}")
     if path is not None:
         try:
             path.write_bytes(msgspec.json.encode(found) + b"\n")
         except OSError as exc:
-            sys.stderr.write(f"fairbed: shape: {path}: cannot be written, {exc.strerror}\n")
+            print_line(f"fairbed: shape: {path}: cannot be written, {exc.strerror}")
 
 
 def _ending(outcome: Outcome) -> Ending:
     if outcome.problem is not None:
         if not outcome.has_begun:
             raise UsageError(f"shape: {outcome.problem}") from outcome.problem
-        sys.stderr.write(f"fairbed: shape: {outcome.problem}\n")
+        print_line(f"fairbed: shape: {outcome.problem}")
         return Ending(enter.CANNOT_ENTER)
     if outcome.wait_status is None:
         assert outcome.interrupted_by is not None

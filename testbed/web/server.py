@@ -22,6 +22,7 @@ from fairbed.testbed.errors import UsageError
 from fairbed.testbed.lab.folder import default_address
 from fairbed.testbed.web.access import Access
 from fairbed.testbed.web.session import END_S, Cells, FromPage, Ping, Session
+from fairbed.wire.printable import Printable, printable
 
 HEARTBEAT_S = 15.0
 """Pause between two checks that the browser is still there, seconds."""
@@ -62,7 +63,7 @@ LOGIN_FIRST = "No access: open the newest address that the terminal of fairbed w
 class WebSettings:
     """What is served, where, and to how many."""
 
-    title: str
+    title: Printable
     """Title of the page: the run."""
     argv: Sequence[str]
     """Command of one control room."""
@@ -155,7 +156,7 @@ class WebServer:
             )
         with suppress(ConnectionError):
             if reason:
-                await socket.send_bytes(LEAVE_SCREEN + reason.encode())
+                await _send_line(socket, printable(reason))
             await socket.close()
         return socket
 
@@ -215,6 +216,10 @@ PAGE = Path(__file__).with_name("page")
 
 LEAVE_SCREEN = b"\x1b[?1049l\x1b[?1003l\x1b[?25h\x1b[2J\x1b[H"
 """Return to the plain screen of a terminal, without the mouse, and clear it."""
+
+
+async def _send_line(socket: web.WebSocketResponse, line: Printable) -> None:
+    await socket.send_bytes(LEAVE_SCREEN + line.encode())
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

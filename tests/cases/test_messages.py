@@ -4,7 +4,6 @@ import socket
 import ssl
 import subprocess
 import threading
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,14 +21,12 @@ from fairbed.device_agent.doctor import network_findings
 from fairbed.device_agent.errors import ConfigError
 from fairbed.device_agent.installed import agent_version
 from fairbed.profiles.load import check
-from fairbed.testbed.cli.command import _check_device
 from fairbed.testbed.cli.devices import install_line
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.errors import LabError, UsageError
+from fairbed.testbed.errors import LabError
 from fairbed.testbed.lab.folder import lab_option
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.wheelhouse import fill
-from fairbed.wire.command_line import parse_command
 from fairbed.wire.transport.client import MqttTransport
 from fairbed.wire.transport.link import advice_for
 from tests import needs
@@ -115,10 +112,15 @@ BASE = 'broker_url = "mqtt://h"\nname = "pi"\n'
         ),
         (
             'power = { transfer_w = "1.6W" }',
-            "power.transfer_w: must be a number, got '1.6W'; write the number alone, in the unit "
-            "of its name: transfer_w = 1.6",
+            "power.transfer_w: must be a number or left out, got '1.6W'; write the number alone, "
+            "in the unit of its name: transfer_w = 1.6",
         ),
-        ('engine_threads = "two"', "engine_threads: must be a whole number"),
+        ('engine_threads = "two"', "engine_threads: must be a whole number, got 'two'"),
+        ("data = 5", 'data: must be a text or left out, got 5; write it in quotes: data = "5"'),
+        (
+            'once = "yes"',
+            "once: must be true or false, got 'yes'; write it without quotes: once = ",
+        ),
     ],
 )
 def test_a_value_of_another_kind_is_shown_as_it_must_be_written(
@@ -129,6 +131,26 @@ def test_a_value_of_another_kind_is_shown_as_it_must_be_written(
     with pytest.raises(ConfigError) as caught:
         load_config(path, {})
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('round.deadline_s = "30 s"', "the number alone, in the unit of its name: deadline_s = 30"),
+        ('round.deadline_s = "1 min"', "in the unit of its name"),  # 1 would be a second
+        ('notify.command = "mail me"', '; write each word as one text: command = ["mail", "me"]'),
+        ('fleet = "pi"', "must be a list, got 'pi'; the keys of each follow a line [[fleet]]"),
+        ('aggregation = "fedavg"', "got 'fedavg'; its keys follow a line [aggregation]"),
+        ('data.partition = "iid"', "got 'iid'; write it so: partition = { kind = \"iid\" }"),
+        ("selection.policy = 5", 'must be a text, got 5; write it in quotes: policy = "5"'),
+    ],
+)  # fmt: skip
+def test_a_value_of_an_experiment_is_shown_as_it_must_be_written(
+    text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(f'name = "a"\nrounds = 2\n{text}\n')
+    assert refused(capsys, "config", str(path)).endswith(line)
 
 
 def test_an_enrolled_board_names_its_configuration(
@@ -156,6 +178,10 @@ def test_orders_and_options_that_were_mistaken_are_corrected(
     folder = fake_run(tmp_path / "demo-1", rounds=2, devices=2)
     name = sorted(path.name for path in tmp_path.iterdir())[0]
     assert "fairbed lab up --lab DIR" in refused(capsys, "lab", "up", str(tmp_path))
+    assert refused(capsys, "exclude", "pi-55").endswith(
+        "; it is for a live run: fairbed command RUN exclude DEVICE"
+    )
+    assert refused(capsys, "lab", "stop").endswith("fairbed lab down stops it")
     for words in (["latest"], [name], ["latest", "latest"]):
         line = refused(capsys, "logs", *words, *runs)
         assert "the device comes first, then the run" in line
@@ -163,16 +189,6 @@ def test_orders_and_options_that_were_mistaken_are_corrected(
     with RunReader(folder) as reader:
         (known, *_) = sorted(device.name for device in reader.devices())
     assert known not in ("latest", name)
-
-
-def test_a_device_that_does_not_exist_is_named_before_a_question_about_it(tmp_path: Path) -> None:
-    fake_run(tmp_path / "demo-1", rounds=2, devices=2)
-    options = Namespace(run="demo-1", runs=tmp_path)
-    with RunReader(tmp_path / "demo-1") as reader:
-        known = next(device.name for device in reader.devices())
-    _check_device(options, parse_command(["kick", known], bytes(16)))
-    with pytest.raises(UsageError, match=r"kick pi-55: there is no device 'pi-55' in this run; "):
-        _check_device(options, parse_command(["kick", "pi-55"], bytes(16)))
 
 
 def test_a_series_is_sent_to_its_profile(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
             'broker_url = "x"\nname = "a"\ntimeouts.helo_s = 1',
             r"timeouts\.helo_s: unknown key; did you mean timeouts\.hello_s\? valid keys are hello",
         ),
-        ('broker_url = "x"\nname = "a"\nonce = 3', "once: must be bool, got int"),
+        ('broker_url = "x"\nname = "a"\nonce = 3', "once: must be true or false, got 3"),
         (
             'broker_url = "x"\nname = "a"\ntimeouts.hello_s = -1',
             "timeouts.hello_s: must be a number > 0.0",

@@ -554,6 +554,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "goodbye-done": Goodbye(reason="30 rounds are done"),
     "command-run": OperatorCommand(id=UPDATE_ID, action="stop", run="2026-11-29-digits-12"),
     "signed": Signed(body=b"\x01\x82\xa1m\xa4ping\xa3seq\x07", signature=DIGEST),
+    "command-trial": OperatorCommand(id=UPDATE_ID, action="kick", device="pi-7", is_trial=True),
     "command": OperatorCommand(id=UPDATE_ID, action="pause"),
     "command-exclude": OperatorCommand(id=UPDATE_ID, action="exclude", device="pi-7"),
     "command-set": OperatorCommand(id=UPDATE_ID, action="set", name="beta", value=0.2),

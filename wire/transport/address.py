@@ -67,7 +67,10 @@ class Address:
         try:
             return ssl.create_default_context(cafile=self.cafile)
         except OSError as exc:
-            raise ValueError(f"broker address: cannot read cafile {self.cafile}, {exc}") from exc
+            raise ValueError(
+                f"broker address: cannot read cafile {self.cafile}, {exc.strerror or exc}; give "
+                "the file with the certificate of the broker's CA"
+            ) from exc
 
 
 def _cut(url: str) -> tuple[str, str, str, str]:

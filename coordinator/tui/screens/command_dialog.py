@@ -206,6 +206,9 @@ class CommandDialog(ModalScreen[OperatorCommand | None]):
         except CommandTextError as exc:
             self._show_answer(str(exc).removeprefix("command: "), is_problem=True)
             return
+        if command.device is not None and command.device not in self._devices:
+            self._show_answer(f"no device {command.device!r} is in this run", is_problem=True)
+            return
         loss = LOSSES.get(command.action)
         if loss is None or self._needs_no_question:
             self.dismiss(command)

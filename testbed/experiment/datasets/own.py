@@ -17,7 +17,7 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.testbed.experiment.data import MAX_TOKENS
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, targets_text
 from fairbed.testbed.experiment.datasets.labels import Labels, read_labels
-from fairbed.wire.labels import LabelError
+from fairbed.wire.labels import LabelError, shortened
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -128,7 +128,7 @@ class _Checked:
         return DatasetError(self._where, problem, what_to_do or self._fix)
 
     def _check_names(self, arrays: Arrays) -> None:
-        names = ", ".join(sorted(arrays)) or "none"
+        names = shortened(sorted(arrays)) or "none"
         if unknown := sorted(set(arrays) - set(KNOWN)):
             raise self._error(
                 f"unknown array {unknown[0]!r}", f"valid names are {', '.join(KNOWN)}"

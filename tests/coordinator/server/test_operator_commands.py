@@ -187,9 +187,10 @@ async def test_a_kicked_device_is_cancelled_and_selected_again(tmp_path: Path) -
     )
 
     async def steer(operator: Operator, coordinator: Coordinator) -> None:
-        assert await operator.refused("kick", device="pi-9") == (
-            "no device 'pi-9' is known to this run"
-        )
+        for is_trial in (True, False):
+            assert await operator.refused("kick", device="pi-9", is_trial=is_trial) == (
+                "no device 'pi-9' is known to this run; there are: pi-0, pi-1, pi-2"
+            )
         executor = coordinator._parts.executor  # type: ignore[union-attr]
         with anyio.fail_after(20):
             while True:

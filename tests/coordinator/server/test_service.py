@@ -367,7 +367,10 @@ async def test_an_operator_pauses_excludes_and_resumes(tmp_path: Path) -> None:
             ("resume", "alice"),
         ]
         warnings = [e.text for _, e in reader.events() if e.kind == "command"]
-        refused = "exclude pi-9 by alice is refused: no device 'pi-9' is known to this run"
+        refused = (
+            "exclude pi-9 by alice is refused: no device 'pi-9' is known to this run; there are: "
+            "pi-0, pi-1, pi-2"
+        )
         assert refused in warnings
         assert any(text.startswith("pause by alice: ") for text in warnings)
     assert [(x.action, operator, answer.is_accepted) for x, operator, answer in place.audited] == [

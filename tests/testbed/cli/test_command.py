@@ -32,19 +32,17 @@ def test_asks_before_work_is_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kick = parse_command(["kick", "pi-7"], ID)
-    confirm(kick, "demo", is_confirmed=True)
-    confirm(parse_command(["set", "V", "1"], ID), "demo", is_confirmed=False)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(UsageError, match=r"add --yes"):
-        confirm(kick, "demo", is_confirmed=False)
+        confirm(kick, "demo")
     monkeypatch.setattr(sys, "stdin", Typed("y\n"))
-    confirm(kick, "demo", is_confirmed=False)
+    confirm(kick, "demo")
     assert capsys.readouterr().err == (
         "demo: kick pi-7: the work of the device in this round is lost. Do it? [y/N] "
     )
     monkeypatch.setattr(sys, "stdin", Typed("\n"))
     with pytest.raises(UsageError, match=r"^kick pi-7: not sent$"):
-        confirm(kick, "demo", is_confirmed=False)
+        confirm(kick, "demo")
 
 
 def test_a_finished_run_takes_no_command(
@@ -80,6 +78,13 @@ def test_a_replay_names_what_was_changed_in_the_run_of_its_file(tmp_path: Path) 
     assert changed_live(tmp_path) == []
 
 
+UNKNOWN = (
+    "fairbed: kick pi-55 is refused: no device 'pi-55' is known to this run; there are: pi-1, "
+    "pi-2, pi-3\n"
+)
+"""It is refused before the question."""
+
+
 def fairbed(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "fairbed.testbed.cli.main", *arguments],
@@ -109,6 +114,8 @@ def test_a_live_run_is_steered_from_another_terminal(tmp_path: Path) -> None:
             "devices of this run, got 9\n"
         )
         assert fairbed("command", folder, "kick", "pi-1").returncode == 2
+        unknown = fairbed("command", folder, "kick", "pi-55")
+        assert (unknown.returncode, unknown.stderr) == (1, UNKNOWN)
         assert fairbed("command", folder, "exclude", "pi-1", "--yes").returncode == 0
         assert fairbed("command", folder, "note", "a", "note").stdout == "noted\n"
         run.wait_round(run.rounds() + 3)

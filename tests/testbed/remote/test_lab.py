@@ -19,6 +19,7 @@ from fairbed.testbed.lab.service import pid_of_broker
 from fairbed.testbed.remote import viewer as viewer_module
 from fairbed.testbed.remote.viewer import followed, parse_target
 from tests.brokers import PRODUCTION_BROKERS
+from tests.testbed.cli.test_command import UNKNOWN
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab
 from tests.testbed.small_run import EXPERIMENT, LIMIT_S, UNTHROTTLED, wait_until
 
@@ -103,6 +104,8 @@ def test_a_viewer_watches_and_an_operator_steers(lab: Lab, tmp_path: Path) -> No
         assert (noted.returncode, noted.stdout) == (0, "noted\n"), noted.stderr
         for folder in (first, second):
             wait_until(lambda folder=folder: len(commands(folder)) == 2, "the note")  # type: ignore[misc]
+        unknown = fairbed("command", str(bob), "kick", "pi-55")
+        assert (unknown.returncode, unknown.stderr) == (1, UNKNOWN), "before the question"
         refused = fairbed("command", str(alice), "pause")
         assert refused.returncode == 2
         assert "a command needs the role operator" in refused.stderr

@@ -17,6 +17,7 @@ from aiohttp import WSMsgType, web
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.web import session as sessions
 from fairbed.testbed.web.server import HEADERS, WebServer, WebSettings, serve
+from fairbed.wire.printable import printable
 from tests.processes import is_gone
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +117,7 @@ class Page:
 async def served(*flags: str, max_sessions: int = 2, idle_s: float = 600.0) -> AsyncIterator[Site]:
     announced: list[str] = []
     settings = WebSettings(
-        title="a run",
+        title=printable("a run"),
         argv=[sys.executable, "-I", "-S", "-c", CHILD, *flags],
         host="127.0.0.1",
         port=0,
@@ -323,7 +324,7 @@ async def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = WebSettings(
-            title="", argv=[], host="127.0.0.1", port=port, max_sessions=1, idle_s=1.0
+            title=printable(""), argv=[], host="127.0.0.1", port=port, max_sessions=1, idle_s=1.0
         )
         with pytest.raises(UsageError, match=rf"must be free .* got 127\.0\.0\.1 and {port}: "):
             await serve(settings, lambda _: None)
