@@ -7,7 +7,7 @@ arrived (`StoredMerge`). In both, the order of arrival changes no bit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -236,9 +236,6 @@ class RunningMerge:
         assert isinstance(parts.pseudo_gradient, LinearPseudoGradient)
         self._rule, self._gradient = parts.rule, parts.pseudo_gradient
         self._parts, self._begun = parts, begun
-        assert parts.is_streaming
-        self._rule_factors = cast(SeparableRule, parts.rule).factors
-        self._gradient = cast(LinearPseudoGradient, parts.pseudo_gradient)
         self._arrivals = _Arrivals(parts, begun)
         self._params = RunningSum(begun.n_params)
         self._buffers = RunningSum(begun.sent.size - begun.n_params)
