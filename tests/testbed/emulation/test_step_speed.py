@@ -10,14 +10,13 @@ from fairbed.profiles import Profile, Quantity, StepTime
 from fairbed.testbed.emulation.step_speed import (
     CONVOLUTION,
     MATRIX,
-    StepWork,
     at_task,
     one_speed_s,
     several_speeds_s,
     step_s,
     thread_efficiency,
 )
-from fairbed.testbed.emulation.work import StepCost, TaskCosts, WorkCosts
+from fairbed.testbed.emulation.work import StepCost, StepWork, TaskCosts, WorkCosts
 
 
 def number(value: float) -> Quantity[float]:
