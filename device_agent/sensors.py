@@ -208,7 +208,7 @@ class RealSensors:
     _busy_clock_ratio: float | None = None
     _last_process: tuple[float, float] | None = None
     _has_clock: bool = False
-    _throttle: ThrottleReader = field(default_factory=ThrottleReader)
+    _throttle: ThrottleReader = field(init=False)
 
     def __post_init__(self) -> None:
         self._throttle = ThrottleReader(self.root)
