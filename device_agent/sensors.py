@@ -208,7 +208,7 @@ class RealSensors:
     _busy_clock_ratio: float | None = None
     _last_process: tuple[float, float] | None = None
     _has_clock: bool = False
-    _throttle: ThrottleReader = field(default_factory=ThrottleReader)
+    _throttle: ThrottleReader = field(init=False)
     _zones: list[tuple[bool, Path]] = field(default_factory=list)
     """Of each thermal zone whether it is of the processor, and the file of its temperature."""
 

@@ -25,7 +25,7 @@ from fairbed.device_agent.errors import one_line
 from fairbed.device_agent.host import Host, Meter, Section
 from fairbed.device_agent.power import StatedPower
 from fairbed.device_agent.privacy import SeededNoise
-from fairbed.device_agent.sensors import MonotonicClock, RealSensors, real_host
+from fairbed.device_agent.sensors import MonotonicClock, real_host
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
     CLOCK_RATIO,
@@ -242,11 +242,8 @@ def host_for(
 ) -> Host:
     """Return the host that emulates a device; None is this machine with the gauge's willingness."""
     if device is None:
-        real = real_host()
-        if gauge is None:
-            return replace(real, noise=SeededNoise())
-        sensors_of_host = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
-        return replace(real, sensors=sensors_of_host, noise=SeededNoise())
+        real = real_host() if gauge is None else real_host(lambda: gauge[IS_WILLING] > 0.0)
+        return replace(real, noise=SeededNoise())
     clock = MonotonicClock() if device.dilation == 1.0 else DilatedClock(device.dilation)
     sensors = EmulatedSensors(device, readings=None if gauge is None else _gauge_reader(gauge))
     headroom = None if sandbox is None else _headroom(device, gauge, sandbox)
