@@ -4,9 +4,9 @@ This is its side of the event loop. `device_agent.training_work` does the work. 
 the first task, in the thread: with numpy it takes as much memory as half of an idle agent.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -224,31 +224,34 @@ class TrainingThread:
     ) -> R:
         """Run `work` in the thread; with `should_stop`, end a step that takes too long."""
         # anyio waits for the thread, which stops by itself between mini-batches.
-        run = partial(anyio.to_thread.run_sync, work, limiter=self._limiter)
-        if should_stop is None:
-            return await run()
-        failure: Exception | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._end_long_steps, should_stop, name="worker.watchdog")
-            try:
-                result = await run()
-            except Exception as exc:  # raised outside the group, which would wrap it
-                failure = exc
-            group.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return result
+        watch = None if should_stop is None else _Watch(self, should_stop)
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            if watch is not None:
+                watch.timer.cancel()
 
-    async def _end_long_steps(self, should_stop: Callable[[], bool]) -> None:
+    def end_long_step(self, *, is_stopped: bool) -> None:
         """Interrupt a step that goes on after the round has stopped, or that has no end.
 
         A graph decides how long its step takes, and the coordinator sends the graph.
         """
-        while True:
-            await anyio.sleep(WATCH_S)
-            engine = None if self._work is None else self._work.engine
-            if engine is not None:
-                limit_s = STOP_STEP_S if should_stop() else MAX_STEP_S
-                if engine.running_s() > limit_s:
-                    _log.warning("a step takes longer than %g s: it is ended", limit_s)
-                    engine.interrupt()
+        engine = None if self._work is None else self._work.engine
+        if engine is not None:
+            limit_s = STOP_STEP_S if is_stopped else MAX_STEP_S
+            if engine.running_s() > limit_s:
+                _log.warning("a step takes longer than %g s: it is ended", limit_s)
+                engine.interrupt()
+
+
+class _Watch:
+    """Looks at a step in progress at intervals; a timer of the loop, as each round needs one."""
+
+    def __init__(self, thread: TrainingThread, should_stop: Callable[[], bool]) -> None:
+        self._thread, self._should_stop = thread, should_stop
+        self._loop = asyncio.get_running_loop()
+        self.timer = self._loop.call_later(WATCH_S, self._look)
+
+    def _look(self) -> None:
+        self.timer = self._loop.call_later(WATCH_S, self._look)
+        self._thread.end_long_step(is_stopped=self._should_stop())
