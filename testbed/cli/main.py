@@ -160,7 +160,7 @@ class _Version(argparse.Action):
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `fairbed`."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument(
         "--debug",
         action="store_true",
