@@ -41,6 +41,9 @@ NO_TEST_EXAMPLES = (
     "or more, got 1; or add arrays x_test and y_test"
 )
 
+FULL = errno.ENOSPC, errno.EDQUOT
+"""Errors of a full disk, or of a used-up quota."""
+
 ATTEMPTS = 2
 """Downloads of a blob before the preparation fails; a second one follows a wrong hash."""
 
@@ -69,11 +72,9 @@ def trouble_of(problem: NotPrepared, boot: int, cache_folder: Path) -> Trouble:
     ):
         cause = cause.__cause__
     match cause:
-        case OSError() if cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            folder = Path(cause.filename).parent if cause.filename else cache_folder
-            free: int | None = None
-            with suppress(OSError):
-                free = shutil.disk_usage(folder).free
+        case OSError() if cause.errno in FULL:
+            folder = (Path(cause.filename).parent if cause.filename else cache_folder).absolute()
+            free = _free_bytes(folder)
             return Trouble(
                 boot=boot, kind="disk full", reason=reason, path=str(folder), free_bytes=free
             )
@@ -85,6 +86,27 @@ def trouble_of(problem: NotPrepared, boot: int, cache_folder: Path) -> Trouble:
             return Trouble(boot=boot, kind="no engine", reason=reason)
         case _:
             return Trouble(boot=boot, kind="not prepared", reason=reason)
+
+
+def _disk_problem(exc: OSError, folder: Path, needed_bytes: int) -> str:
+    """Return why a blob cannot be kept in the cache, and what to do."""
+    where = Path(exc.filename or folder).absolute()
+    if exc.errno not in FULL:
+        return f"{where}: {exc.strerror or exc}; correct cache_folder, or its rights"
+    free = _free_bytes(folder)
+    return (
+        f"the disk of {folder.absolute()} must have {needed_bytes:,} bytes free, got "
+        f"{'fewer' if free is None else f'{free:,}'}; free some, or set cache_folder (--cache) to "
+        "a folder on another disk"
+    )
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Return the free bytes of the disk of a folder, which may not exist yet; None if unknown."""
+    for there in (folder, *folder.absolute().parents):
+        with suppress(OSError):
+            return shutil.disk_usage(there).free
+    return None
 
 
 class Preparation:
@@ -162,9 +184,12 @@ class Preparation:
                 await self._pull(manifest)
                 return
             except (DecodeError, OSError, MemoryError) as exc:
-                _log.warning("%s: %s: %s", self._context.name, kind, one_line(exc))
+                problem = one_line(exc)
+                if isinstance(exc, OSError):
+                    problem = _disk_problem(exc, self._cache.folder, manifest.size_bytes)
+                _log.warning("%s: %s: %s", self._context.name, kind, problem)
                 if attempt + 1 == ATTEMPTS:
-                    raise NotPrepared(f"{kind}: {one_line(exc)}") from exc
+                    raise NotPrepared(f"{kind}: {problem}") from exc
 
     async def _pull(self, manifest: Manifest) -> None:
         """Download a blob into the cache; begin with what an earlier process has left of it.

@@ -53,7 +53,10 @@ def fault_in_report(offer: Offer, elapsed_s: float, limits: LimitsConfig) -> str
     for name in ("loss_before", "loss_train"):
         loss: float | None = getattr(offer, name)
         if loss is not None and loss > limits.loss:
-            return f"offer: {name} must be at most {limits.loss:g} (limits.loss), got {loss:g}"
+            return (
+                f"offer: {name} must be at most {limits.loss:g} (limits.loss), got {loss:g}; if "
+                "most devices report such a loss, lower training.learning_rate or scale the data"
+            )
     reported_s = math.fsum(getattr(offer.phases, f"{phase}_s") for phase in DEVICE_PHASES)
     limit_s = TIME_SLACK_S + limits.time_ratio * elapsed_s
     if max(reported_s, offer.phases.train_cpu_s / _MAX_THREADS) > limit_s:

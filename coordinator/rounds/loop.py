@@ -516,6 +516,8 @@ class TrainingLoop:
             if left <= 0:
                 missing = self._registry.missing_physical
                 absent = f" (physical devices missing: {some(missing)})" if missing else ""
+                troubles = [f"{x.name}: {x.trouble.text}" for x in self._registry if x.trouble]
+                absent += f" ({some(troubles)})" if troubles else ""
                 raise FleetMissingError(
                     f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
                     f"of {self._registry.joined} joined{absent}; read their logs, lower "

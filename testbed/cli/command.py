@@ -4,7 +4,6 @@ import argparse
 import os
 import secrets
 import sys
-from functools import partial
 
 import anyio
 import msgspec
@@ -28,19 +27,19 @@ def main(options: argparse.Namespace) -> int:
     try:
         command = parse_command(options.words, secrets.token_bytes(16))
         name, endpoint, operator = _run_of(options)
-        ask = partial(anyio.run, ask_run, endpoint)
         if command.action not in LOSSES or options.yes:
-            answer = ask(command, options.timeout, operator)
+            answer = anyio.run(ask_run, endpoint, command, options.timeout, operator)
         else:
             trial = replace(command, is_trial=True)
             limit_s = options.timeout or ANSWER_S
-            if (answer := ask(trial, limit_s, operator)) is None:
+            answer = anyio.run(ask_run, endpoint, trial, limit_s, operator)
+            if answer is None:
                 raise RunError(
                     f"{name}: must answer within {limit_s:g} s, got no answer; nothing was done"
                 )
             if answer.is_accepted:
                 confirm(command, name)
-                answer = ask(command, options.timeout, operator)
+                answer = anyio.run(ask_run, endpoint, command, options.timeout, operator)
     except (CommandTextError, RunNotFoundError) as exc:
         raise UsageError(str(exc)) from exc
     except (StoreError, TransportError, OSError) as exc:

@@ -119,6 +119,11 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
             experiment.model.batch_norm,
         )
     if options.x_shape is None:
+        if str(options.model).endswith(".toml"):
+            raise UsageError(
+                f"--model: must be a model, got the file {options.model}; an experiment file is no "
+                f"option: fairbed doctor {options.model} --model MODULE:FUNCTION"
+            )
         raise UsageError(
             "--model: must have the shape of the data, got none; name an experiment file, or give "
             "--x-shape 3x96x96 --classes 10"

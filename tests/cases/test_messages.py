@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
@@ -189,6 +190,14 @@ def test_orders_and_options_that_were_mistaken_are_corrected(
     with RunReader(folder) as reader:
         (known, *_) = sorted(device.name for device in reader.devices())
     assert known not in ("latest", name)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_an_experiment_that_is_given_as_a_model_is_put_in_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = refused(capsys, "doctor", "--model", "a.toml")
+    assert line.endswith(": fairbed doctor a.toml --model MODULE:FUNCTION")
 
 
 def test_a_series_is_sent_to_its_profile(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def test_a_device_with_two_to_the_forty_examples_may_not_join() -> None:
 def test_a_loss_beyond_the_limit_is_named(name: str) -> None:
     claim = structs.replace(offer(), **{name: 2e6})
     assert fault_in_report(claim, 9.0, LIMITS) == (
-        f"offer: {name} must be at most 1e+06 (limits.loss), got 2e+06"
+        f"offer: {name} must be at most 1e+06 (limits.loss), got 2e+06; if most devices "
+        "report such a loss, lower training.learning_rate or scale the data"
     )
     assert fault_in_report(claim, 9.0, OFF) is None
     assert fault_in_report(structs.replace(offer(), **{name: 1e6}), 9.0, LIMITS) is None
