@@ -22,14 +22,13 @@ from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import in_python
 from fairbed.testbed.api.planning import GivenExperiment, plan_run
 from fairbed.testbed.api.progress import Progress, count_rounds, shown
-from fairbed.testbed.api.run import Run
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.progress import Bar
 from fairbed.testbed.run.stopping import StopControl
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 
 if TYPE_CHECKING:
-    pass
+    from fairbed.testbed.api.run import Run
 
 Event = TypeVar("Event")
 T = TypeVar("T")
@@ -44,7 +43,7 @@ def run(
     cluster: str | None = None,
     plain: bool = False,
     progress: Progress = None,
-) -> Run:
+) -> "Run":
     """Run an experiment on emulated devices, or resume such a run; return the finished run.
 
     Args:
@@ -74,6 +73,8 @@ def run(
             plan = plan if hosts is None else planned(hosts=hosts)
             with shown(progress, plan.experiment.rounds, "rounds", "run") as bar:
                 _run_live(plan, bar)
+    from fairbed.testbed.api.run import Run  # what reads a run, for when there is one
+
     return Run(plan.run_id, plan.folder)
 
 

@@ -11,6 +11,23 @@ assert "numpy" in sys.modules
 print(time.process_time() - time.thread_time())
 """
 
+BY_PROGRAM = """
+import sys
+import fairbed
+fairbed.run
+print(*sorted(name for name in sys.modules if name.startswith("fairbed.coordinator.report")))
+"""
+
+
+def test_a_program_that_starts_a_run_does_not_import_what_reads_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BY_PROGRAM], capture_output=True, text=True, check=True, timeout=60.0
+    )
+    assert done.stdout.split() == [
+        "fairbed.coordinator.report",
+        "fairbed.coordinator.report.errors",
+    ]
+
 
 def test_idle_threads_of_numpy_take_no_core() -> None:
     done = subprocess.run(
