@@ -9,10 +9,13 @@ import pytest
 pytest.importorskip("torch", reason="the model is exported with torch")
 pytest.importorskip("onnx", reason="the model is exported as graphs")
 
+from fairbed import profiles
+from fairbed.coordinator.store import RunReader
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
+from fairbed.testbed.recording.run_store import read_training
 from tests.coordinator.task.test_lengths import LENGTH, VOCABULARY
 from tests.testbed.test_positions import result_of
 
@@ -94,6 +97,14 @@ def test_steps_of_short_sequences_take_less_time(tmp_path: Path) -> None:
     assert costs is not None
     assert [each.length for each in costs.shorter] == [3, 5]
     assert costs.shorter[0].step_s + costs.shorter[0].example_s < costs.step_s + costs.example_s
+    training = read_training(tmp_path / "replay")
+    with RunReader(tmp_path / "replay") as reader:
+        on = {device.name: training.of_device(device) for device in reader.devices()}
+        speeds = [
+            (on[x.device].reference_s(x.n_k, x.steps) or 0.0) / (x.train_s or 1.0)
+            for x in reader.exchanges()
+        ]
+    assert speeds == pytest.approx([profiles.load("raspberry-pi-4b").core_speed] * len(speeds))
     (tmp_path / "replay").rename(tmp_path / "of-buckets")
     text = EXPERIMENT.replace("buckets = [3, 5, 8]\n", "")
     path.write_text(text, encoding="utf-8")

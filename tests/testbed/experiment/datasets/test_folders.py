@@ -233,7 +233,7 @@ def test_folders_in_those_of_classes_are_users(suffix: str, tmp_path: Path) -> N
             "yes: all folders of classes must have a folder for each user, or none, got {kind} "
             "here and folders in no; move the {kind} into the folders of their users",
         ),
-        (("no/ann/1", "yes/ann/1", "yes/ann/old/2"), "got a folder with {kind} in a folder of a us"),
+        (("no/ann/1", "yes/ann/1", "yes/ann/old/2"), "got a folder with {kind} in a folder of a u"),
         (
             ("train/no/1", "test/no/1", "test/yes/1"),
             ": test, train: must be classes, whose folders are users, got names of parts of a data "
