@@ -25,6 +25,8 @@ class Audio:
     preparation: AudioPreparation
     notes: tuple[str, ...]
     """Lines about files that are left out, cut or padded."""
+    users: NDArray[np.str_] | None = None
+    """User of each, shape (n,): the folder in that of the class; None: there are none."""
 
 
 def read_audio(
@@ -41,7 +43,7 @@ def read_audio(
     with zeros.
 
     Args:
-        folder: Has a folder for each class.
+        folder: Has a folder for each class, with recordings or a folder for each user.
         check_size: Called with the bytes of all samples before they are read.
         samples: Of an example; None: those of the longest recording.
         rate_hz: Samples per second; None: those of the first recording.
@@ -80,7 +82,8 @@ def read_audio(
     ]
     y = np.array([label for _, label in found.pairs])
     preparation = AudioPreparation(rate_hz=wanted, samples=length)
-    return Audio(x, y, preparation, (*found.notes, *notes))
+    users = None if found.users is None else np.array(found.users)
+    return Audio(x, y, preparation, (*found.notes, *notes), users)
 
 
 def _opened(path: Path) -> wave.Wave_read:

@@ -204,7 +204,7 @@ class OwnData:
             texts = read_texts(self.path, None).texts
             return max(1, sum(len(text.encode()) for text in texts))
         if kind == "masks":
-            return max(1, sum(1 for _ in (self.path / MASKS).glob("*.png")))
+            return max(1, sum(1 for _ in (self.path / MASKS).rglob("*.png")))
         return len(class_files(self.path, "audio", 1).pairs)
 
     def unread(self) -> Iterator[tuple[Examples, NDArray[Any]]]:

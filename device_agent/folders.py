@@ -20,6 +20,9 @@ SUFFIXES: Final[dict[Kind, tuple[str, ...]]] = {
 }
 """Suffixes in lower case. Texts may have any, if the task is one of text."""
 
+_PARTS: Final = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}
+"""Names of folders, in lower case, that are parts of a data set and no classes."""
+
 _SHOWN = 3
 """Most files in a line about files that are left out."""
 
@@ -52,12 +55,19 @@ class ClassFiles:
 
     classes: dict[str, list[Path]]
     notes: tuple[str, ...] = ()
-    """Lines about files that are left out."""
+    """Lines about users, and files that are left out."""
+    has_users: bool = False
+    """Each file is in the folder of a user, in that of the class."""
 
     @property
     def pairs(self) -> list[tuple[Path, str]]:
         """Each file with the name of its class."""
         return [(path, label) for label, paths in self.classes.items() for path in paths]
+
+    @property
+    def users(self) -> list[str] | None:
+        """User of each of the pairs; None: there are none."""
+        return [path.parent.name for path, _ in self.pairs] if self.has_users else None
 
 
 def folder_kind(folder: Path) -> Kind:
@@ -69,7 +79,8 @@ def folder_kind(folder: Path) -> Kind:
     inner = entries_of(folder, "pictures")
     if {IMAGES, MASKS} <= {entry.name for entry in inner if entry.is_dir()}:
         return "masks"
-    deeper = [path for entry in inner if entry.is_dir() for path in sorted(_visible(entry))]
+    deeper = _inside(inner)
+    deeper += _inside(deeper)
     for kind in ("pictures", "audio", "text"):
         found = deeper if kind != "text" else [*deeper, *inner]
         if any(is_of(path, kind) for path in found):
@@ -77,13 +88,18 @@ def folder_kind(folder: Path) -> Kind:
     return "pictures"
 
 
-def class_files(folder: Path, kind: Kind, min_classes: int) -> ClassFiles:
+def class_files(
+    folder: Path, kind: Kind, min_classes: int, *, may_have_users: bool = True
+) -> ClassFiles:
     """Return the files of each class: those of one folder of `folder`.
+
+    All folders of classes may have a folder for each user instead of files.
 
     Args:
         folder: Has a folder for each class; hidden files are left out without a line.
         kind: Of the files.
         min_classes: Least number of classes.
+        may_have_users: Accept folders of users.
 
     Raises:
         FolderError: The folder has another layout.
@@ -94,33 +110,71 @@ def class_files(folder: Path, kind: Kind, min_classes: int) -> ClassFiles:
     if len(named) < min_classes:
         raise FolderError(folder, f"{layout}, got {len(named)} folders", "check the path")
     _check_names(folder, [entry.name for entry in named])
-    classes, others = dict[str, list[Path]](), list[Path]()
+    classes, others, of_users = dict[str, list[Path]](), list[Path](), list[bool]()
     for entry in named:
         inner = sorted(_visible(entry))
         found = [path for path in inner if is_of(path, kind, any_text=True)]
-        if not found:
+        in_users = _inside(inner)
+        of_user = [path for path in in_users if is_of(path, kind, any_text=not found)]
+        if may_have_users and of_user:
+            _check_users(entry, kind, found, of_user)
+            inner, found = [*inner, *in_users], of_user
+        elif not found:
             thing = kind.removesuffix("s")
             raise FolderError(
                 entry,
                 f"{layout}, got no {thing} in this folder",
                 f"add {kind} or remove the folder; name the folder whose folders are the classes",
             )
-        for deeper in inner:
+        of_users.append(found is of_user)
+        for deeper in in_users if found is of_user else inner:
             if deeper.is_dir() and any(is_of(path, kind) for path in deeper.rglob("*")):
                 raise FolderError(
                     deeper,
-                    f"{layout}, got a folder with {kind} in a folder of a class",
+                    f"{layout}, got a folder with {kind} in a folder of a "
+                    f"{'user' if found is of_user else 'class'}",
                     f"move the {kind} up, or take the folder away",
                 )
         others += [path for path in inner if path.is_file() and path not in found]
         classes[entry.name] = found
+    if any(of_users) and not all(of_users):
+        lacks = named[of_users.index(False)]
+        raise FolderError(
+            lacks,
+            f"all folders of classes must have a folder for each user, or none, got {kind} here "
+            f"and folders in {named[of_users.index(True)].name}",
+            f"move the {kind} into the folders of their users",
+        )
+    _check_splits(folder, named, has_users=any(of_users))
     beside = [entry for entry in entries if entry.is_file()]
     suffixes = " or ".join(SUFFIXES[kind])
     notes = [
         *left_out(folder, beside, "beside the folders of the classes"),
         *left_out(folder, others, f"without the suffix {suffixes}"),
     ]
-    return ClassFiles(classes, tuple(notes))
+    return ClassFiles(classes, tuple(notes), any(of_users))
+
+
+def _check_users(entry: Path, kind: Kind, files: list[Path], of_user: list[Path]) -> None:
+    """Refuse a class that has files beside the folders of users."""
+    if files:
+        raise FolderError(
+            entry,
+            f"the folder of a class must have {kind}, or a folder for each user, got "
+            f"{files[0].name} and {of_user[0].relative_to(entry).as_posix()}",
+            f"move the {kind} into the folders of their users, or all up",
+        )
+
+
+def _check_splits(folder: Path, named: list[Path], *, has_users: bool) -> None:
+    """Refuse parts of a data set, whose folders of classes look like those of users."""
+    if has_users and {entry.name.lower() for entry in named} <= _PARTS:
+        raise FolderError(
+            folder,
+            f"{', '.join(entry.name for entry in named)}: must be classes, whose folders are "
+            "users, got names of parts of a data set",
+            "name the folder whose folders are the classes, or rename them",
+        )
 
 
 def left_out(folder: Path, files: Iterable[Path], reason: str) -> Iterable[str]:
@@ -161,6 +215,11 @@ def entries_of(folder: Path, kind: Kind) -> list[Path]:
 
 def _visible(folder: Path) -> Iterable[Path]:
     return (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _inside(entries: Iterable[Path]) -> list[Path]:
+    """Return what the folders among `entries` have, sorted by name."""
+    return [path for entry in entries if entry.is_dir() for path in sorted(_visible(entry))]
 
 
 def _check_names(folder: Path, names: list[str]) -> None:

@@ -45,7 +45,8 @@ class Pictures:
     notes: tuple[str, ...]
     """Lines about files that are left out."""
     users: NDArray[np.str_] | None = None
-    """User of each, shape (n,): the folder in `images` and `masks`; None: there are none."""
+    """User of each, shape (n,): the folder in that of the class, or in `images` and `masks`; None:
+    there are none."""
 
 
 def read_pictures(
@@ -57,7 +58,8 @@ def read_pictures(
     scaled or cut.
 
     Args:
-        folder: Has a folder for each class; hidden ones and other files are left out.
+        folder: Has a folder for each class, with pictures or a folder for each user; hidden ones
+            and other files are left out.
         check_size: Called with the bytes of all pictures before they are read.
         min_classes: Least number of folders; a device may have pictures of one class.
 
@@ -69,7 +71,8 @@ def read_pictures(
 
     found = class_files(folder, "pictures", min_classes)
     x = _read_all([path for path, _ in found.pairs], check_size)
-    return Pictures(x, np.array([label for _, label in found.pairs]), found.notes)
+    users = None if found.users is None else np.array(found.users)
+    return Pictures(x, np.array([label for _, label in found.pairs]), found.notes, users)
 
 
 def read_masked(

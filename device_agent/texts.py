@@ -36,8 +36,9 @@ class Texts:
 def read_texts(path: Path, target: TextTarget | None, *, min_classes: int = 1) -> Texts:
     """Return the texts of a file or folder.
 
-    A folder of folders has texts of classes, unless `target` is not the label: then each folder has
-    the texts of one user. In a folder of files, each file has the text of one user.
+    A folder of folders has texts of classes, each with texts or a folder for each user, unless
+    `target` is not the label: then each folder has the texts of one user. In a folder of files,
+    each file has the text of one user.
 
     Args:
         path: A file in UTF-8, or UTF-16 with a byte order mark, or a folder.
@@ -54,9 +55,11 @@ def read_texts(path: Path, target: TextTarget | None, *, min_classes: int = 1) -
         found = class_files(path, "text", min_classes)
         files = [file for file, _ in found.pairs]
         labels = np.array([label for _, label in found.pairs])
-        return Texts([_read(file) for file in files], files, "label", labels, notes=found.notes)
+        users = None if found.users is None else np.array(found.users)
+        texts = [_read(file) for file in files]
+        return Texts(texts, files, "label", labels, users, found.notes)
     if any(entry.is_dir() for entry in entries):
-        found = class_files(path, "text", 1)
+        found = class_files(path, "text", 1, may_have_users=False)
         pairs, notes = found.pairs, found.notes
     else:
         chosen = [entry for entry in entries if is_of(entry, "text")] or entries

@@ -232,8 +232,10 @@ def _oracle_errors(folder: Path, reader: RunReader, counted_after: float) -> Err
         if name in truths
     }
 
+    on = {device.name: training.of_device(device) for device in devices}
+
     def work_s(x: ExchangeRow) -> float:
-        return (training.reference_s(x.n_k, x.steps) or 0.0) / training.core_speed
+        return (on[x.device].reference_s(x.n_k, x.steps) or 0.0) / training.core_speed
 
     rounds = [
         kept

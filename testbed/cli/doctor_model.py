@@ -72,6 +72,13 @@ class _Task:
     y_shape: tuple[int, ...] = ()
     classes_axis: ClassesAxis | None = None
     batch_norm: BatchNorm = "merged"
+    lengths: tuple[int, ...] = ()
+    """Lengths of `data.buckets`, ascending; empty: one."""
+
+    @property
+    def of_longest(self) -> str:
+        """What a line adds that is of the longest sequences alone; empty without buckets."""
+        return f" of {self.lengths[-1]} tokens" if self.lengths else ""
 
 
 def main(options: argparse.Namespace, experiment: Experiment | None) -> int:
@@ -117,6 +124,7 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
             data.y_shape,
             experiment.model.classes_axis,
             experiment.model.batch_norm,
+            data.buckets,
         )
     if options.x_shape is None:
         if str(options.model).endswith(".toml"):
@@ -164,33 +172,38 @@ def _findings(task: _Task) -> Iterator[ModelFinding]:
             y_shape=task.y_shape,
             classes_axis=task.classes_axis,
             batch_norm=task.batch_norm,
+            lengths=task.lengths,
             report=figures.append,
         )
     except (Unsupported, WrongArtifact) as exc:
         yield from _refused(exc)
         return
-    for found in figures:
+    in_order = [*task.lengths[-1:], *task.lengths[:-1]] or [0]
+    exported = [(f"{n} tokens: ", {"length": n}) if n else ("", {}) for n in in_order]
+    for (of, n), found in zip(exported, figures, strict=False):  # none if it is shipped
         yield _finding(
             "export",
-            f"recorded and written in {found.export_s:.1f} s, compared with torch in "
+            f"{of}recorded and written in {found.export_s:.1f} s, compared with torch in "
             f"{found.check_s:.1f} s",
             export_s=found.export_s,
             check_s=found.check_s,
+            **n,
         )
     for remark in artifact.remarks:
         yield _finding("remark", remark)
-    yield from _size(artifact)
-    for found in figures:
+    yield from _size(artifact, task)
+    for (of, n), found in zip(exported, figures, strict=False):
         errors = found.errors
         yield _finding(
             "error",
-            f"gradient off by {errors.in_float64:.1e} in float64, {errors.in_float32:.1e} in "
+            f"{of}gradient off by {errors.in_float64:.1e} in float64, {errors.in_float32:.1e} in "
             f"float32 with onnxruntime (median); loss {errors.loss:.1e}, buffers "
             f"{errors.buffers:.1e}",
             in_float64=errors.in_float64,
             in_float32=errors.in_float32,
+            **n,
         )
-    yield from _operations(artifact, task.batch)
+    yield from _operations(artifact, task)
     yield _here(artifact, task)
     yield from _on_machines(artifact, task)
 
@@ -210,7 +223,7 @@ def _finding(name: str, found: str, **values: float) -> ModelFinding:
     return ModelFinding(name=name, is_ok=True, found=found, values=values)
 
 
-def _size(artifact: Artifact) -> Iterator[ModelFinding]:
+def _size(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
     import onnx
 
     layout = artifact.spec.layout
@@ -228,23 +241,27 @@ def _size(artifact: Artifact) -> Iterator[ModelFinding]:
         for graph in (artifact.train, artifact.evaluate)
     ]
     sizes = len(artifact.train), len(artifact.evaluate)
+    whole = sum(sizes) + sum(len(each.train) + len(each.evaluate) for each in artifact.shorter)
+    of_all = f",{task.of_longest}; of all lengths {_bytes(whole)}" if task.lengths else ""
     yield _finding(
         "graphs",
         f"training {nodes[0]:,} nodes, {_bytes(sizes[0])}; evaluation {nodes[1]:,} nodes, "
-        f"{_bytes(sizes[1])}; sent once",
+        f"{_bytes(sizes[1])}{of_all}; sent once",
         train_nodes=nodes[0],
         train_bytes=sizes[0],
         evaluate_nodes=nodes[1],
         evaluate_bytes=sizes[1],
+        all_bytes=whole,
     )
 
 
-def _operations(artifact: Artifact, batch: int) -> Iterator[ModelFinding]:
+def _operations(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
     for name, work, n in (
-        ("operations", step_work(artifact), batch),
+        ("operations", step_work(artifact), task.batch),
         ("evaluation", evaluation_work(artifact), 1),
     ):
-        what = f"a training step of {batch}" if name == "operations" else "an example evaluated"
+        step = f"a training step of {task.batch}{task.of_longest and ' examples' + task.of_longest}"
+        what = step if name == "operations" else f"an example{task.of_longest} evaluated"
         if work is None:
             yield _finding(name, f"{what}: unknown, as the shape of a value is")
             continue
@@ -274,7 +291,7 @@ def _here(artifact: Artifact, task: _Task) -> ModelFinding:
     times = step_times(artifact, module, task.batch)
     return _finding(
         "step here",
-        f"{task.batch} examples in {times.onnx_s * 1e3:.3g} ms with onnxruntime, "
+        f"{task.batch} examples{task.of_longest} in {times.onnx_s * 1e3:.3g} ms with onnxruntime, "
         f"{times.torch_s * 1e3:.3g} ms with torch, on one thread: ratio {times.ratio:.2f} "
         f"({times.low:.2f} to {times.high:.2f} in half of {times.windows} pairs)",
         onnx_s=times.onnx_s,
@@ -293,7 +310,14 @@ def _on_machines(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
         yield ModelFinding(name="boards", is_ok=True, found=f"unknown: {exc}")
         return
     fitting = fitting_of(training, artifact.spec, costs.memory)
-    yield _memory(artifact, task.batch, costs, fitting)
+    yield _memory(artifact, task, costs, fitting)
+    if costs.shorter:
+        seconds = [cost.seconds(task.batch) / speed for cost in costs.train_of_lengths]
+        yield _finding(
+            "step by length",
+            f"{task.batch} examples here, with onnxruntime: {_by_length(task.lengths, seconds)}",
+            **{f"of_{n}_s": s for n, s in zip(task.lengths, seconds, strict=True)},
+        )
     for board in task.boards:
         reference_s, work = costs.train.seconds(task.batch), costs.work
         found_s = step_s(board, reference_s, work, task.batch)
@@ -303,35 +327,49 @@ def _on_machines(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
             if is_known
             else "by core_speed alone, which is too fast for large models"
         )
+        # A run, too, has one speed for all lengths: that at which the longest takes this long.
+        each_s = [
+            cost.seconds(task.batch) * found_s / reference_s for cost in costs.train_of_lengths[:-1]
+        ]
+        shorter = f"; {_by_length(task.lengths[:-1], each_s)}" if each_s else ""
         part = task.batch if fitting is None else fitting.part_size(board.memory_bytes, 0)
         yield _finding(
             f"on {board.name}",
-            f"{task.batch} examples in {found_s * 1e3:.3g} ms, predicted {basis}"
-            f"{_parts(part, task.batch, board.memory_bytes)}",
+            f"{task.batch} examples{task.of_longest} in {found_s * 1e3:.3g} ms, predicted {basis}"
+            f"{_parts(part, task.batch, board.memory_bytes)}{shorter}",
             step_s=found_s,
             micro_batch=part,
         )
 
 
+def _by_length(lengths: Sequence[int], seconds: Sequence[float]) -> str:
+    """Return what a step takes at each length."""
+    return ", ".join(
+        f"{length} tokens in {each_s * 1e3:.3g} ms"
+        for length, each_s in zip(lengths, seconds, strict=True)
+    )
+
+
 def _memory(
-    artifact: Artifact, batch: int, costs: TaskCosts, fitting: Fitting | None
+    artifact: Artifact, task: _Task, costs: TaskCosts, fitting: Fitting | None
 ) -> ModelFinding:
     """Return the predicted peak of an agent in training, without the data of its device."""
+    batch = task.batch
     if costs.work is None:
         return _finding("memory", "unknown, as the steps cannot be counted; no board is checked")
     if costs.memory is None or fitting is None:
         bound = bound_bytes(artifact.spec.layout, costs.work, batch)
         return _finding(
             "memory",
-            f"at most {bound / MIB:.0f} MiB for {batch} examples at once, by memory traffic: fits "
-            "into every board",
+            f"at most {bound / MIB:.0f} MiB for {batch} examples{task.of_longest} at once, "
+            "by memory traffic: fits into every board",
             bound_bytes=bound,
         )
     whole, one = costs.memory.peak_bytes(batch), fitting.memory.peak_bytes(1)
     return _finding(
         "memory",
-        f"an agent needs {whole / MIB:.0f} MiB for {batch} examples at once, {one / MIB:.0f} MiB "
-        "for one at a time, and its data; predicted from two measured sizes",
+        f"an agent needs {whole / MIB:.0f} MiB for {batch} examples{task.of_longest} at once, "
+        f"{one / MIB:.0f} MiB for one at a time, and its data; predicted from two measured sizes",
         peak_bytes=whole,
         least_bytes=one,
     )

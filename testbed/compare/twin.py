@@ -20,7 +20,7 @@ from fairbed.profiles import Profile, device_tracks
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.base import device_spec
 from fairbed.testbed.emulation.heat import Heat
-from fairbed.testbed.emulation.work import TaskCosts, passes_s
+from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice
@@ -86,15 +86,9 @@ def read_task(folder: Path) -> Task:
         BackendError: The costs cannot be measured.
         DatasetError: The data cannot be loaded.
         ExperimentError: The experiment cannot be read.
-        RunError: The run pads sequences to several lengths.
         StoreError: The store cannot be read.
     """
     experiment, training = load_experiment(folder / CONFIG), read_training(folder)
-    if training.costs.shorter:
-        raise RunError(
-            f"{folder}: a twin must have the cost of each step, got a run with data.buckets, whose "
-            "steps differ by length; repeat it without"
-        )
     dataset = load_examples(experiment, os.environ)
     costs = TaskCosts.of(training.costs, training.core_speed)
     with RunReader(folder) as reader:
@@ -117,8 +111,8 @@ def compare_device(folder: Path, name: str, path: Path, profile: Profile, task: 
         StoreError: The store cannot be read.
     """
     device = read_device(folder, name)
-    training = task.training.of_device(device.capabilities, device.row.n_k)
-    task = msgspec.structs.replace(task, training=training)
+    training = task.training.of_device(device.row)
+    of_device = msgspec.structs.replace(task, training=training)
     exchanges = [
         x
         for x in valid(device.exchanges)
@@ -129,9 +123,9 @@ def compare_device(folder: Path, name: str, path: Path, profile: Profile, task: 
             f"{name}: needs {MIN_EXCHANGES} valid exchanges in {folder}, got {len(exchanges)} of "
             f"{len(device.exchanges)}; run more rounds"
         )
-    findings = findings_of_run(device, training)
+    findings = findings_of_run(device, task.training)
     rows = compare_phases(
-        exchanges, profile, findings, lambda candidate: twin_phases(candidate, exchanges, task)
+        exchanges, profile, findings, lambda candidate: twin_phases(candidate, exchanges, of_device)
     )
     return DeviceTwin(device=name, profile=str(path), exchanges=len(exchanges), phases=rows)
 
@@ -201,7 +195,8 @@ def _work(x: ExchangeRow, task: Task) -> Work:
         examples,
         examples * task.example_bytes,
         needs_loss=x.loss_before is not None,
+        lengths=task.training.lengths_of(x.n_k),
     )
-    training = task.training
-    train_s = passes_s(task.costs.train, examples, steps, training.batch_size, training.part_size)
-    return replace(work, steps=steps, train_s=train_s)
+    train_s = task.training.reference_s(x.n_k, x.steps)
+    assert train_s is not None, "the exchanges were chosen so"
+    return replace(work, steps=steps, train_s=np.array([train_s]))

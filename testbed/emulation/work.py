@@ -138,6 +138,16 @@ def bucket_passes_s(
     return total_s
 
 
+def share_of(counts: NDArray[np.int64], examples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return so many examples of each device, shape (K,), in proportion to its lengths, (K, L).
+
+    Which ones are drawn depends on the round.
+    """
+    ends = np.cumsum(counts, axis=1)
+    cut = np.round(ends * (examples / np.maximum(ends[:, -1], 1))[:, np.newaxis]).astype(np.int64)
+    return np.diff(cut, axis=1, prepend=np.zeros((len(counts), 1), np.int64))
+
+
 class LengthCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Costs of the steps on sequences that are padded to a shorter length."""
 
@@ -187,6 +197,11 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             load_s=self.load_s * factor,
             shorter=tuple(each.scaled(factor) for each in self.shorter),
         )
+
+    @property
+    def train_of_lengths(self) -> list[StepCost]:
+        """Cost of a training step at each length, ascending."""
+        return [*(each.train for each in self.shorter), self.train]
 
     def of(self, section: str, length: int | None = None) -> StepCost | None:
         """Return the cost of a step in a compute section; None if processor time is charged.

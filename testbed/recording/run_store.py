@@ -5,11 +5,12 @@ from pathlib import Path
 
 import anyio
 import msgspec
+import numpy as np
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import TruthRow
 from fairbed.profiles.load import near_names
-from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.emulation.work import LengthCosts, WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.host.calibration import Probe
@@ -72,8 +73,22 @@ def read_training(folder: Path) -> TrainingSettings:
     """
     experiment = load_experiment(folder / CONFIG)
     if (replayed := experiment.replay.task_costs) is not None:
-        costs = WorkCosts(train=replayed.train, evaluate=replayed.evaluate, memory=replayed.memory)
-        return training_settings(experiment, costs, 1.0)
+        of_lengths = zip(
+            replayed.shorter,
+            replayed.train_of_lengths,
+            replayed.evaluate_of_lengths,
+            strict=False,  # the last costs are of the longest
+        )
+        costs = WorkCosts(
+            train=replayed.train,
+            evaluate=replayed.evaluate,
+            memory=replayed.memory,
+            shorter=tuple(
+                LengthCosts(length=each.length, train=train, evaluate=evaluate)
+                for each, train, evaluate in of_lengths
+            ),
+        )
+        return training_settings(folder, experiment, costs, 1.0)
     speed = experiment.emulation.host_core_speed
     with RunReader(folder) as reader:
         has_emulated = any(map(is_emulated, reader.truths()))
@@ -84,17 +99,73 @@ def read_training(folder: Path) -> TrainingSettings:
         costs = anyio.run(work_costs, folder, probe)
     except OSError as exc:
         raise BackendError(f"{folder}: must be writable to keep what steps cost: {exc}") from exc
-    return training_settings(experiment, costs, speed)
+    return training_settings(folder, experiment, costs, speed)
 
 
-def training_settings(experiment: Experiment, costs: WorkCosts, speed: float) -> TrainingSettings:
-    """Return the settings of training in a run, whose devices may choose their micro-batches."""
+def training_settings(
+    folder: Path, experiment: Experiment, costs: WorkCosts, speed: float
+) -> TrainingSettings:
+    """Return the settings of training in a run.
+
+    Its devices may choose their micro-batches, and have sequences of several lengths.
+
+    Args:
+        folder: Folder of the run.
+        experiment: Its experiment.
+        costs: Costs of its steps.
+        speed: Speed of the machine that measured them, in cores of the reference machine.
+
+    Raises:
+        DatasetError: The data can no longer be loaded and divided.
+        StoreError: The store cannot be read.
+    """
     training, fitting = experiment.training, None
     if training.micro_batch == "auto" and costs.memory is not None:
         fitting = fitting_of(training, _artifact(experiment).spec, costs.memory)
+    counts, counts_of = _counts(folder, experiment) if costs.shorter else ((), {})
     return TrainingSettings(
-        training.epochs, training.batch_size, costs, speed, training.part_size, fitting
+        training.epochs,
+        training.batch_size,
+        costs,
+        speed,
+        training.part_size,
+        fitting,
+        counts,
+        counts_of,
     )
+
+
+def _counts(
+    folder: Path, experiment: Experiment
+) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]]]:
+    """Return how many sequences have each padded length: of all data, and of each device.
+
+    Devices with own data are left out, and all devices of a replay whose data are not divided.
+    """
+    from fairbed.testbed.experiment.shards import FleetData, StoredShards, load_examples
+
+    dataset = load_examples(experiment, os.environ)
+    places, n = dataset.bucket_places, len(dataset.buckets)
+    of_all = tuple(np.bincount(places, minlength=n).tolist())
+    with RunReader(folder) as reader:
+        devices, is_replay = reader.devices(), reader.run().row.clock == "virtual"
+    by_name = {device.name: device.row for device in devices}
+    shards = by_name if is_replay else StoredShards.read(folder) or {}
+    if experiment.replay.examples is not None or not shards:
+        return of_all, {}
+    data = FleetData(
+        dataset,
+        experiment.data,
+        devices=experiment.shards,
+        seed=experiment.seed_for("data"),
+        assignments=shards,
+    )
+    found = {
+        device.name: np.bincount(places[data.train_rows[shards[device.name]]], minlength=n)
+        for device in devices
+        if device.name in shards and not device.has_own_data
+    }
+    return of_all, {name: tuple(counts.tolist()) for name, counts in found.items()}
 
 
 def _artifact(experiment: Experiment) -> Artifact:

@@ -184,8 +184,11 @@ def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
     speed = experiment.emulation.host_core_speed
     if speed == "auto":
         speed = host_speed(os.environ).core_speed
-    packing = packing_of(exchanges, devices, training_settings(experiment, costs, speed), wanted)
     steps = TaskCosts.of(costs, speed)
+    if not exchanges:
+        return steps
+    training = training_settings(folder, experiment, costs, speed)
+    packing = packing_of(exchanges, devices, training, wanted)
     return msgspec.structs.replace(steps, decode_s=packing.decode_s, encode_s=packing.encode_s)
 
 

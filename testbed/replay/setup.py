@@ -20,7 +20,7 @@ from fairbed.profiles import Profile
 from fairbed.testbed.emulation.conditions import Congestion
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.power import PhasePower, phase_power
-from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.emulation.work import TaskCosts, share_of
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import (
@@ -49,7 +49,7 @@ from fairbed.testbed.replay.world.columns import (
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.recorded_times import LoggedGroup, RecordedTimes
-from fairbed.testbed.replay.world.work import Sizes, Work, share_of
+from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import World
 from fairbed.testbed.run.memory import part_sizes, unknown_memory
 from fairbed.testbed.run.preflight import (

@@ -351,5 +351,5 @@ def test_pictures_in_deeper_folders_are_refused_and_hidden_ones_left_out(tmp_pat
     assert by_pictures(tmp_path, ["ash", "oak"] * 2).class_counts() == [("ash", 2), ("oak", 2)]
     (tmp_path / "own" / "oak" / "north").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "own" / "oak" / "north" / "1.png")
-    with pytest.raises(DatasetError, match=r"own/oak/north: .* in a folder of a class"):
+    with pytest.raises(DatasetError, match=r"own/oak: .* got 1\.png and north/1\.png; move"):
         by_pictures(tmp_path, ["ash", "oak"] * 2)

@@ -9,11 +9,18 @@ import pytest
 pytest.importorskip("torch", reason="the model is exported with torch")
 pytest.importorskip("onnx", reason="the model is exported as graphs")
 
+from fairbed import profiles
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
+from fairbed.testbed.recording.run_store import read_training
+from fairbed.testbed.replay.run import replay_experiment
 from tests.coordinator.task.test_lengths import LENGTH, VOCABULARY
+from tests.testbed.replay.test_resume import cut_off_at
+from tests.testbed.small_run import Running, running
 from tests.testbed.test_positions import result_of
 
 HERE, N = "tests.testbed.test_buckets", 60
@@ -40,6 +47,12 @@ profile = "raspberry-pi-4b"
 name = "pi"
 count = 2
 """
+
+COSTS = (
+    "{step_s=1e-3, example_s=1e-4, evaluation_step_s=1e-4, evaluation_example_s=1e-5, shorter=["
+    "{length=3, step_s=4e-4, example_s=4e-5, evaluation_step_s=4e-5, evaluation_example_s=4e-6},"
+    "{length=5, step_s=6e-4, example_s=6e-5, evaluation_step_s=6e-5, evaluation_example_s=6e-6}]}"
+)
 
 
 def sentences() -> dict[str, Any]:
@@ -94,12 +107,75 @@ def test_steps_of_short_sequences_take_less_time(tmp_path: Path) -> None:
     assert costs is not None
     assert [each.length for each in costs.shorter] == [3, 5]
     assert costs.shorter[0].step_s + costs.shorter[0].example_s < costs.step_s + costs.example_s
+    training = read_training(tmp_path / "replay")
+    with RunReader(tmp_path / "replay") as reader:
+        on = {device.name: training.of_device(device) for device in reader.devices()}
+        speeds = [
+            (on[x.device].reference_s(x.n_k, x.steps) or 0.0) / (x.train_s or 1.0)
+            for x in reader.exchanges()
+        ]
+    assert speeds == pytest.approx([profiles.load("raspberry-pi-4b").core_speed] * len(speeds))
     (tmp_path / "replay").rename(tmp_path / "of-buckets")
     text = EXPERIMENT.replace("buckets = [3, 5, 8]\n", "")
     path.write_text(text, encoding="utf-8")
     of_one = result_of(path, "replay", f"replay.costs_from='{tmp_path / 'of-buckets'}'")
     times = [sum(row.train_s or 0.0 for row in rows) for rows in (with_buckets[3], of_one[3])]
     assert 0.0 < times[0] < times[1]
+
+
+TORCH = ("model.engine='torch'", "replay.costs_from='shipped'", f"replay.task_costs={COSTS}")
+
+
+@pytest.mark.full
+def test_a_resumed_replay_has_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    path = tmp_path / "sentences.toml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    of = load_experiment(path, [*TORCH, "rounds=4", "replay.noise=0.1"])
+    replay_experiment(of, tmp_path / "whole", "run", lambda replayed: None)
+    for at in (1, 3):
+        cut_off_at(at, of, tmp_path / "parts")
+    replay_experiment(of, tmp_path / "parts", "run", lambda replayed: None)
+    whole, parts = final_of(tmp_path / "whole"), final_of(tmp_path / "parts")
+    np.testing.assert_array_equal(parts[0], whole[0])
+    assert parts[1] == whole[1]
+    assert len(whole[1]) == 4 * 2
+    assert whole[0].any()
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_live_run_that_was_killed_resumes_to_the_model_of_its_replay(tmp_path: Path) -> None:
+    settings = (
+        "fleet=[{name='pi', count=2}]",
+        f"data={{source='{HERE}:sentences', buckets=[3, 5, 8], classes=9}}",
+        "model={name='tests.coordinator.task.test_lengths:recurrent', engine='torch'}",
+        "training={learning_rate=0.5, batch_size=5, micro_batch=2}",
+    )
+    options = [part for setting in settings for part in ("--set", setting)]
+    with running(tmp_path, rounds=20, options=options) as run:
+        run.wait_round(2)
+        run.process.kill()
+        run.finish()
+        assert 2 <= run.rounds() < 20
+    code, _, err = Running(tmp_path, rounds=20, resume=True).finish()
+    assert code == 0, err
+    boards = "fleet=[{name='pi', count=2, profile='raspberry-pi-4b'}]"
+    settings = ("replay.costs_from='measured'", boards)
+    options = [part for setting in settings for part in ("--set", setting)]
+    replay = ["replay", str(run.folder / "experiment.toml"), "--out", str(tmp_path / "replay")]
+    assert main([*replay, *options]) == 0
+    live, replayed = final_of(run.folder), final_of(tmp_path / "replay")
+    np.testing.assert_array_equal(live[0], replayed[0])
+    assert live[0].any()
+
+
+def final_of(folder: Path) -> tuple[Any, list[tuple[object, ...]]]:
+    """Return the final model of a run, and the steps and times of its exchanges."""
+    with RunReader(folder) as reader:
+        found = reader.final_model()
+        assert found is not None
+        rows = [(x.round, x.device, x.steps, x.train_s, x.tau_s) for x in reader.exchanges()]
+    return found[1], rows
 
 
 def loaded(source: str = "sentences", **options: Any) -> Any:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairbed.device_agent.folders import FolderError
 from fairbed.testbed.experiment.data import AudioConfig, MasksConfig
@@ -12,6 +13,10 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.own import Arrays, check_memory, own_dataset
 from fairbed.testbed.install import install_command
 from fairbed.wire.preparation import MaskPreparation
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.audio import Audio
+    from fairbed.device_agent.pictures import Pictures
 
 
 def load_pictures(folder: Path) -> Dataset:
@@ -28,7 +33,7 @@ def load_pictures(folder: Path) -> Dataset:
 
     with _translated(folder):
         found = read_pictures(folder, partial(check_memory, str(folder)), min_classes=2)
-    dataset = _dataset(folder, {"x": found.x, "y": found.y})
+    dataset = _dataset(folder, _arrays(found))
     return replace(dataset, notes=found.notes)
 
 
@@ -46,8 +51,7 @@ def load_masks(folder: Path, config: MasksConfig) -> Dataset:
     preparation = MaskPreparation(no_label=config.no_label)
     with _translated(folder):
         found = read_masked(folder, preparation, partial(check_memory, str(folder)))
-    users = {} if found.users is None else {"device": found.users}
-    dataset = _dataset(folder, {"x": found.x, "y": found.y, **users})
+    dataset = _dataset(folder, _arrays(found))
     return replace(dataset, notes=found.notes, preparation=preparation)
 
 
@@ -62,8 +66,14 @@ def load_audio(folder: Path, config: AudioConfig) -> Dataset:
     check = partial(check_memory, str(folder))
     with _translated(folder):
         found = read_audio(folder, check, samples=config.samples, min_classes=2)
-    dataset = _dataset(folder, {"x": found.x, "y": found.y})
+    dataset = _dataset(folder, _arrays(found))
     return replace(dataset, notes=found.notes, preparation=found.preparation)
+
+
+def _arrays(found: "Pictures | Audio") -> Arrays:
+    """Return the arrays of a folder by name, with the users if it has any."""
+    users = {} if found.users is None else {"device": found.users}
+    return {"x": found.x, "y": found.y, **users}
 
 
 @contextmanager

@@ -9,16 +9,17 @@ emulated device paces these two phases, as it paces training, whose cost is know
     work = duration of the phase * speed,   speed = work of training / train_s
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
-from fairbed.testbed.emulation.work import WorkCosts, passes_s
+from fairbed.testbed.emulation.work import WorkCosts, bucket_passes_s, passes_s, share_of
 from fairbed.testbed.recording.analysis.availability import (
     PresenceSample,
     TimeSpan,
@@ -82,29 +83,52 @@ class TrainingSettings:
     fitting: Fitting | None = None
     """Chooses `part_size` by the memory of a device; None: it is the same on all."""
 
-    def of_device(self, capabilities: Capabilities, n_k: int) -> "TrainingSettings":
-        """Return the settings on a device that has n_k examples."""
+    counts: tuple[int, ...] = ()
+    """Training examples at each of `data.buckets`, or numbers in their proportion; empty: all have
+    one length."""
+    counts_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The same of each device whose examples are known; the others have `counts`."""
+
+    def of_device(self, device: DeviceRow) -> "TrainingSettings":
+        """Return the settings on a device."""
+        found = replace(self, counts=self.counts_of.get(device.name, self.counts), counts_of={})
         if self.fitting is None:
-            return self
-        size = self.fitting.part_size(capabilities.memory_bytes, n_k)
-        return replace(self, part_size=size or None, fitting=None)
+            return found
+        capabilities = msgspec.json.decode(device.capabilities, type=Capabilities)
+        size = self.fitting.part_size(capabilities.memory_bytes, device.n_k)
+        return replace(found, part_size=size or None, fitting=None)
+
+    def lengths_of(self, n_k: int) -> NDArray[np.int64] | None:
+        """Return the examples at each length, shape (1, L); None: all have one length."""
+        return share_of(np.array([self.counts]), np.array([n_k])) if self.counts else None
 
     def reference_s(self, n_k: int, steps: int) -> float | None:
-        """Return the cost of `steps` over `n_k` examples; None if there cannot be so many steps."""
+        """Return the cost of `steps` over `n_k` examples; None if there cannot be so many steps.
+
+        Mini-batches of several lengths that are no whole epoch cost their share of one.
+        """
         if not 0 < steps <= self.epochs * -(-n_k // self.batch_size):
             return None
-        cost_s = passes_s(
-            self.costs.train, np.array([n_k]), np.array([steps]), self.batch_size, self.part_size
-        )
+        done, lengths = np.array([steps]), self.lengths_of(n_k)
+        if lengths is None:
+            cost_s = passes_s(
+                self.costs.train, np.array([n_k]), done, self.batch_size, self.part_size
+            )
+        else:
+            costs = self.costs.train_of_lengths
+            cost_s = bucket_passes_s(costs, lengths, done, self.batch_size, self.part_size)
         return float(cost_s[0]) * self.core_speed
 
 
 def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings:
     """Return the findings of a run about a device."""
-    found, training = Findings(), training.of_device(device.capabilities, device.row.n_k)
+    found, is_known = Findings(), device.row.name in training.counts_of
+    training = training.of_device(device.row)
     exchanges = valid(device.exchanges)
     others = len(device.exchanges) - len(exchanges)
     found.remarks.append(f"From {len(exchanges)} valid exchanges; {others} others were ignored.")
+    if training.counts and not is_known:
+        found.remarks.append("Lengths of its sequences are unknown: those of all data are taken.")
     _capabilities(found, device.capabilities)
     telemetry = list(device.telemetry)
     cores, length_s = device.capabilities.cores, device.length_s
@@ -298,7 +322,7 @@ def packing_of(
         settings: Wanted codecs; exchanges with other codecs do not count.
     """
     decoded, encoded = list[float](), list[float]()
-    own = {} if training.fitting is None else {row.name: _on(row, training) for row in devices}
+    own = {row.name: training.of_device(row) for row in devices}
     for x in valid(exchanges):
         work_s = own.get(x.device, training).reference_s(x.n_k, x.steps)
         if work_s is None or not x.train_s:
@@ -309,11 +333,6 @@ def packing_of(
         if x.encode_s is not None and x.codec_up == settings.up:
             encoded.append(x.encode_s * speed)
     return Packing(_median(decoded), _median(encoded))
-
-
-def _on(device: DeviceRow, training: TrainingSettings) -> TrainingSettings:
-    capabilities = msgspec.json.decode(device.capabilities, type=Capabilities)
-    return training.of_device(capabilities, device.n_k)
 
 
 def _median(values: list[float]) -> float:

@@ -73,21 +73,22 @@ def make_trainer(
 def _best(artifact: Artifact, *, has_cluster: bool) -> CohortEngine:
     if artifact.spec.model in FLAT_MODELS:
         return "batched"
-    if has_cluster or not (_may_be_vectorised(artifact) and _has_gpu()):
+    if has_cluster or _not_vectorised(artifact) or not _has_gpu():
         return "device"
     return "torch"
 
 
-def _may_be_vectorised(artifact: Artifact) -> bool:
-    """Return whether vmap can train a model.
+def _not_vectorised(artifact: Artifact) -> list[str]:
+    """Return what of a model vmap cannot train.
 
-    It cannot update buffers in place, draws other random numbers than a device, and takes sequences
-    of one length.
+    It cannot update buffers in place, draws other random numbers than a device, and stacks the
+    mini-batches of several devices, whose sequences must have one length.
     """
     spec, module = artifact.spec, artifact.module
     has_buffers = spec.layout.n_values > spec.layout.n_params or spec.layout.local.size > 0
     is_random = bool(spec.masks) or (module is not None and module.is_random)
-    return not has_buffers and not is_random and not spec.buckets
+    found = {"buffers": has_buffers, "dropout": is_random, "data.buckets": bool(spec.buckets)}
+    return [name for name, has in found.items() if has]
 
 
 def _has_gpu() -> bool:
@@ -104,10 +105,10 @@ def _has_gpu() -> bool:
 
 def _torch(artifact: Artifact, shards: Shards) -> Trainer:
     spec = artifact.spec
-    if not _may_be_vectorised(artifact):
+    if found := _not_vectorised(artifact):
         raise ExperimentError(
-            "replay.engine: torch must have a model without buffers and dropout, and no "
-            f"data.buckets, got {spec.name}; choose auto or device"
+            "replay.engine: torch must have a model without buffers and dropout, and sequences of "
+            f"one length, got {' and '.join(found)} in {spec.name}; choose auto or device"
         )
     try:
         from fairbed.coordinator.task.modules import make_trainable

@@ -11,7 +11,7 @@ from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.state.exchange import upload_slots
 from fairbed.device_agent.ditto import validation_size
 from fairbed.device_agent.trainer import EVALUATION_BATCH
-from fairbed.testbed.emulation.work import TaskCosts, bucket_passes_s, passes_s
+from fairbed.testbed.emulation.work import TaskCosts, bucket_passes_s, passes_s, share_of
 from fairbed.testbed.host.calibration import ANY_DEVICE
 from fairbed.wire.codecs import packed_bytes
 from fairbed.wire.messages import Hyperparameters
@@ -165,16 +165,6 @@ def _train_s(
     if counts.shape[1] == 1:
         return passes_s(costs.train, counts[:, 0], steps, batch_size, part_size)
     return bucket_passes_s(costs.train_of_lengths, counts, steps, batch_size, part_size)
-
-
-def share_of(counts: Ints, examples: Ints) -> Ints:
-    """Return so many examples of each device, shape (N,), in proportion to its lengths, (N, L).
-
-    Which ones are drawn depends on the round.
-    """
-    ends = np.cumsum(counts, axis=1)
-    cut = np.round(ends * (examples / np.maximum(ends[:, -1], 1))[:, np.newaxis]).astype(np.int64)
-    return np.diff(cut, axis=1, prepend=np.zeros((len(counts), 1), np.int64))
 
 
 def _personal_s(

@@ -1,11 +1,18 @@
-"""What could have been known of a replay: beside the instant, the seconds before it."""
+"""What could have been known of a run: beside the instant, the seconds before it."""
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
+from msgspec import structs
 
 from experiments.oracle.errors import KNOWN, KNOWN_THEN, errors_of_run
 from fairbed.coordinator.algorithms.estimation.prequential import NOISE_FLOOR, Errors
+from fairbed.coordinator.state.memory import TaskMemory
+from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.replay.run import replay_experiment
+from tests.testbed.recording.rows import COSTS, EXPERIMENT, World, make_run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -40,3 +47,26 @@ def test_a_linear_world_has_no_links_to_look_at(tmp_path: Path) -> None:
     found = errors_of("rbcs-f-paper.toml", tmp_path / "run", "rounds=20")
     assert KNOWN_THEN not in found
     assert found[KNOWN].mape == found[NOISE_FLOOR].mape
+
+
+class EveryOtherRoundIsHalf(World):
+    """A device that trains for half of the steps in every other round."""
+
+    def exchange(self, index: int) -> ExchangeRow:
+        """Return the exchange of one round."""
+        x = super().exchange(index)
+        if index % 2:
+            return x
+        saved_s = (x.train_s or 0.0) / 2.0
+        tau_s, train_s = (x.tau_s or 0.0) - saved_s, (x.train_s or 0.0) - saved_s
+        return replace(x, steps=x.steps // 2, train_s=train_s, tau_s=tau_s, tau_wall_s=tau_s)
+
+
+def test_the_work_of_a_device_is_that_of_the_micro_batches_it_chose(tmp_path: Path) -> None:
+    """The device has 3 GiB for an agent: five examples at once."""
+    memory = TaskMemory(fixed_bytes=2.0**30, example_bytes=0.39 * 2.0**30)
+    text = EXPERIMENT.replace("epochs = 2", 'epochs = 2\nmicro_batch = "auto"')
+    costs = structs.replace(COSTS, memory=memory)
+    world = EveryOtherRoundIsHalf(part_size=5, cold_s=0.0)
+    known = errors_of_run(make_run(tmp_path, world, text, costs=costs))[KNOWN]
+    assert known.mape == pytest.approx(0.0, abs=1e-6)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.cli import doctor_model
 from fairbed.testbed.cli.doctor_model import ModelFinding
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.emulation.work import StepCost, StepWork, WorkCosts
+from fairbed.testbed.emulation.work import LengthCosts, StepCost, StepWork, WorkCosts
 from fairbed.testbed.host.memory import SMALL_BYTES
 from tests.testbed.cli.test_mistakes import error_of
 
@@ -76,7 +77,9 @@ def test_an_exported_model_has_its_costs(model: str, capsys: pytest.CaptureFixtu
 NET = TaskMemory(fixed_bytes=250.0 * MIB, example_bytes=56.0 * MIB, least_bytes=440.0 * MIB)
 
 
-def on_machines(monkeypatch: pytest.MonkeyPatch, **changes: object) -> list[ModelFinding]:
+def on_machines(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...] = (), **changes: object
+) -> list[ModelFinding]:
     """Return the lines about memory and three boards of a model with these costs."""
     one = StepCost(fixed_s=1.0, per_example_s=1.0)
     costs = structs.replace(
@@ -88,6 +91,7 @@ def on_machines(monkeypatch: pytest.MonkeyPatch, **changes: object) -> list[Mode
     names = ("raspberry-pi-4b", "raspberry-pi-3b", "raspberry-pi-zero-2w")
     boards = [profiles.load(name) for name in names]
     task = doctor_model._Task("my:net", (1, 8, 8), 10, "classification", 16, None, boards)
+    task = replace(task, lengths=lengths)
     return list(doctor_model._on_machines(load_task("cnn", (1, 8, 8), 10), task))
 
 
@@ -103,6 +107,20 @@ def test_the_peak_memory_and_the_parts_that_fit(monkeypatch: pytest.MonkeyPatch)
         "; fits into 75% of its 1024 MiB with training.micro_batch of at most 9"
     )
     assert boards[2].found.endswith("; does not fit into 75% of its 512 MiB")
+
+
+def test_shorter_lengths_have_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 16 examples of the longest takes 17 s here, one of the shorter 9.5 s."""
+    half = StepCost(fixed_s=1.5, per_example_s=0.5)
+    shorter = (LengthCosts(length=4, train=half, evaluate=half),)
+    memory, here, pi, *_ = on_machines(monkeypatch, (4, 8), memory=NET, shorter=shorter)
+    assert memory.found.startswith("an agent needs 1146 MiB for 16 examples of 8 tokens at once")
+    assert here.found == (
+        "16 examples here, with onnxruntime: 4 tokens in 9.5e+03 ms, 8 tokens in 1.7e+04 ms"
+    )
+    assert here.values == {"of_4_s": 9.5, "of_8_s": 17.0}
+    assert pi.found.startswith(f"16 examples of 8 tokens in {pi.values['step_s'] * 1e3:.3g} ms, ")
+    assert pi.found.endswith(f"; 4 tokens in {pi.values['step_s'] * 9.5 / 17.0 * 1e3:.3g} ms")
 
 
 def test_memory_that_is_small_or_unknown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

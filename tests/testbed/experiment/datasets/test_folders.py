@@ -1,4 +1,4 @@
-"""Folders of pictures with masks, and of audio; what a folder leaves out."""
+"""Folders of pictures with masks, of audio, users in those of classes; what is left out."""
 
 import struct
 import wave
@@ -195,7 +195,69 @@ def test_refuses_audio_in_one_line(content: bytes, message: str, tmp_path: Path)
     assert "\n" not in str(raised.value)
 
 
+# --- users in folders of classes ------------------------------------------------------------------
+
+FILES: dict[str, list[Any]] = {
+    ".png": [RGB[0], RGB[1], RGB[0]],
+    ".wav": [wav([1, 2]), wav([3, 4]), wav([5, 6])],
+    ".txt": [b"to be", b"or not", b"to see"],
+}
+
+
+def of_users(suffix: str, *names: str) -> dict[str, Any]:
+    return {f"{name}{suffix}": content for name, content in zip(names, FILES[suffix], strict=False)}
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_folders_in_those_of_classes_are_users(suffix: str, tmp_path: Path) -> None:
+    data = loaded(tmp_path / "users", of_users(suffix, "no/ann/1", "yes/ann/1", "yes/bob/1"))
+    assert data.device_ids is not None
+    assert data.device_ids.tolist() == [0, 0, 1]
+    assert (data.labels, data.y.tolist()) == (("no", "yes"), [0, 1, 1])
+    flat = loaded(tmp_path / "flat", of_users(suffix, "no/1", "yes/1", "yes/2"))
+    assert flat.device_ids is None
+    np.testing.assert_array_equal(data.x, flat.x)
+
+
+@pytest.mark.parametrize("suffix", FILES)
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("no/ann/1", "yes/1", "yes/bob/2"),
+            "yes: the folder of a class must have {kind}, or a folder for each user, got 1{suffix} "
+            "and bob/2{suffix}; move the {kind} into the folders of their users, or all up",
+        ),
+        (
+            ("no/ann/1", "yes/1"),
+            "yes: all folders of classes must have a folder for each user, or none, got {kind} "
+            "here and folders in no; move the {kind} into the folders of their users",
+        ),
+        (("no/ann/1", "yes/ann/1", "yes/ann/old/2"), "got a folder with {kind} in a folder of a u"),
+        (
+            ("train/no/1", "test/no/1", "test/yes/1"),
+            ": test, train: must be classes, whose folders are users, got names of parts of a data "
+            "set; name the folder whose folders are the classes, or rename them",
+        ),
+    ],
+)
+def test_refuses_folders_of_users_in_one_line(
+    names: tuple[str, ...], message: str, suffix: str, tmp_path: Path
+) -> None:
+    kind = {".png": "pictures", ".wav": "audio", ".txt": "text"}[suffix]
+    with pytest.raises(DatasetError) as raised:
+        loaded(tmp_path, of_users(suffix, *names))
+    assert message.format(kind=kind, suffix=suffix) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 # --- what is left out -----------------------------------------------------------------------------
+
+
+def test_files_beside_those_of_users_are_left_out(tmp_path: Path) -> None:
+    files = of_users(".wav", "no/ann/1", "yes/ann/1") | {"yes/ann/b.mp3": b"", "yes/c.pdf": b""}
+    (note,) = loaded(tmp_path, files).notes
+    assert note == "left out 2 files without the suffix .wav: yes/c.pdf, yes/ann/b.mp3"
 
 
 def test_files_that_are_left_out_are_named(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from itertools import cycle
 
+import msgspec
 import pytest
 
+from fairbed.testbed.emulation.work import LengthCosts, StepCost
 from fairbed.testbed.recording.analysis.from_run import findings_of_run
-from tests.testbed.recording.rows import N_K, STEPS, TRAINING, World, with_exchanges
+from tests.testbed.recording.rows import COSTS, N_K, STEPS, TRAINING, World, with_exchanges
 
 
 def test_findings_equal_the_numbers_of_the_device() -> None:
@@ -97,6 +99,38 @@ def test_training_that_was_cut_short_is_charged_for_the_steps_it_took() -> None:
     assert half == pytest.approx(whole / 2)
     assert TRAINING.reference_s(N_K, STEPS + 1) is None
     assert TRAINING.reference_s(N_K, 0) is None
+
+
+SHORT = LengthCosts(
+    length=4,
+    train=StepCost(fixed_s=5e-4, per_example_s=5e-5),
+    evaluate=StepCost(fixed_s=0.0, per_example_s=1e-6),
+)
+OF_LENGTHS = replace(
+    TRAINING, costs=msgspec.structs.replace(COSTS, shorter=(SHORT,)), counts=(50, 60)
+)
+
+
+@pytest.mark.parametrize("counts", [(50, 60), (5, 6)])
+def test_short_sequences_are_charged_for_their_length(counts: tuple[int, ...]) -> None:
+    """Of six mini-batches the first two have short sequences alone."""
+    epoch_s = 2 * 5e-4 + 40 * 5e-5 + 4 * 1e-3 + 70 * 1e-4
+    training = replace(OF_LENGTHS, counts=counts)
+    assert training.reference_s(N_K, STEPS) == pytest.approx(2.0 * 2.0 * epoch_s)
+    assert training.reference_s(N_K, STEPS // 4) == pytest.approx(2.0 * epoch_s / 2.0)
+
+
+def test_a_device_has_its_own_lengths_or_those_of_all_data_with_a_remark() -> None:
+    device = World().device()
+    known = replace(OF_LENGTHS, counts_of={"pi-1": (N_K, 0)})
+    short_s, mixed_s = (
+        each.of_device(device.row).reference_s(N_K, STEPS) for each in (known, OF_LENGTHS)
+    )
+    assert short_s == pytest.approx(2.0 * 2.0 * (6 * 5e-4 + N_K * 5e-5))
+    assert mixed_s == OF_LENGTHS.reference_s(N_K, STEPS)
+    remark = "Lengths of its sequences are unknown: those of all data are taken."
+    assert remark in findings_of_run(device, OF_LENGTHS).remarks
+    assert remark not in findings_of_run(device, known).remarks
 
 
 def test_a_short_run_has_missing_numbers() -> None:
