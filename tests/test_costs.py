@@ -9,6 +9,7 @@ from tools import measure_costs
 from tools.measure_costs import Costs, fall, growth, read_table
 
 pytestmark = [
+    pytest.mark.timeout(300),
     pytest.mark.alone,
     pytest.mark.skipif(
         sys.version_info[:2] != measure_costs.PYTHON, reason="the counts are of one Python"
@@ -19,7 +20,7 @@ WRITE = "; python tools/measure_costs.py --write --reason TEXT takes the new cou
 
 @pytest.fixture(scope="module")
 def now() -> Costs:
-    return measure_costs.measure()
+    return measure_costs.measure_apart()
 
 
 def test_no_count_is_above_its_table(now: Costs) -> None:

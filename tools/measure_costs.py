@@ -1,4 +1,4 @@
-"""Count what a warm round costs: python tools/measure_costs.py [--write --reason TEXT].
+"""Count what a warm round costs: python tools/measure_costs.py [--json] [--write --reason TEXT].
 
 Times move with the machine, counts do not: calls of the product's functions, messages, bytes that
 are hashed, copied and allocated, imported modules. A real coordinator, real agents and a broker in
@@ -91,8 +91,8 @@ name = "agent"
 count = 1
 """
 """A run of one device, for its imports."""
-START_S = 120.0
-"""Longest time of that run."""
+MEASURE_S, START_S = 300.0, 120.0
+"""Longest time of all counts, and of that run."""
 PRODUCT = "fairbed"
 NOT_COUNTED = frozenset(
     {PRODUCT, "_distutils_hack", "imported package", "org", "sitecustomize", "usercustomize"}
@@ -203,6 +203,21 @@ def measure() -> Costs:
         hashed=hashed,
         modules=count_modules(),
     )
+
+
+def measure_apart() -> Costs:
+    """Return the counts of this checkout, from a process that has done nothing else.
+
+    What Python keeps and takes again depends on what the process did before.
+    """
+    done = subprocess.run(
+        [sys.executable, __file__, "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=MEASURE_S,
+        check=True,
+    )
+    return msgspec.json.decode(done.stdout, type=Costs)
 
 
 def count_modules() -> dict[str, Modules]:
@@ -511,6 +526,7 @@ def main() -> int:
     )
     parser.add_argument("--write", action="store_true", help="replace the table")
     parser.add_argument("--reason", help="what a changed table buys")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     options = parser.parse_args()
     if sys.version_info[:2] != PYTHON:
         parser.error(
@@ -519,6 +535,9 @@ def main() -> int:
     if options.write and not options.reason:
         parser.error("--write: must come with --reason")
     now = measure()
+    if options.json:
+        print(msgspec.json.encode(now).decode())
+        return 0
     table = read_table() if TABLE.exists() else None
     if options.write:
         reasons = (*(table.reasons if table else ()), options.reason)
