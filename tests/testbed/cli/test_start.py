@@ -1,7 +1,11 @@
 """What `fairbed run` imports and starts before it plans."""
 
+import gc
+import importlib
 import subprocess
 import sys
+
+from fairbed.testbed.cli import uncollected
 
 IDLE = """
 import sys, time
@@ -13,6 +17,8 @@ print(time.process_time() - time.thread_time())
 
 BY_PROGRAM = """
 import sys
+
+from fairbed.testbed.cli import uncollected
 import fairbed
 fairbed.run
 print(*sorted(name for name in sys.modules if name.startswith("fairbed.coordinator.report")))
@@ -34,3 +40,11 @@ def test_idle_threads_of_numpy_take_no_core() -> None:
         [sys.executable, "-c", IDLE], capture_output=True, text=True, check=True, timeout=60.0
     )
     assert float(done.stdout) < 0.005
+
+
+def test_only_a_new_process_freezes_what_it_imports() -> None:
+    importlib.import_module("numpy")
+    before = gc.get_freeze_count()
+    with uncollected():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
