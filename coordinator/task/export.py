@@ -16,7 +16,6 @@ import torch
 from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import fx, nn
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from fairbed.coordinator.task.errors import Unsupported
@@ -43,7 +42,7 @@ from fairbed.coordinator.task.modules import (
 )
 from fairbed.coordinator.task.ops import OPERATIONS
 from fairbed.coordinator.task.random_masks import find_draws, mask_rules
-from fairbed.coordinator.task.recording import Recorder
+from fairbed.coordinator.task.recording import Recorder, Recording
 from fairbed.coordinator.task.selfcheck import (
     ExportFigures,
     TorchReference,
@@ -119,11 +118,13 @@ def export_task(
         recorder = Recorder(copy.deepcopy(model), spec)
     reference = TorchReference(model, spec.layout, spec.kind, classes_axis=spec.classes_axis)
     try:
+        steps_began_s = time.perf_counter()
         check_equal_steps(spec, reference, is_seeded=True)
+        steps_s = time.perf_counter() - steps_began_s
         unused = reference.unused()
         params = (tensor.name for tensor in spec.layout.tensors if tensor.role == "param")
         program = recorder.training([name for name in params if name not in unused])
-        reference.draws = draws = list(find_draws(program).values())
+        reference.draws = draws = list(find_draws(program.graph).values())
         spec = msgspec.structs.replace(spec, random=tuple(draw.mask for draw in draws) or UNSET)
         train = _training_graph(recorder, program, spec)
     except Exception:  # of the module, too; the loss alone has nodes with the name of their layer
@@ -140,25 +141,27 @@ def export_task(
     if report is not None:
         checked_s = time.perf_counter()
         figures = ExportFigures(
-            export_s=exported_s - began_s, check_s=checked_s - exported_s, errors=errors
+            export_s=exported_s - began_s - steps_s,
+            check_s=checked_s - exported_s + steps_s,
+            errors=errors,
         )
         report(figures)
     return artifact
 
 
-def _training_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSpec) -> bytes:
+def _training_graph(recorder: Recorder, program: Recording, spec: TaskSpec) -> bytes:
     """Write loss, gradients and buffer updates.
 
     A parameter without a gradient has one of 0, and a buffer without an update is copied.
     """
     made: dict[str, fx.Node] = {}
-    for result, node in zip(program.graph_signature.output_specs, _results(program), strict=True):
-        if result.kind == OutputKind.LOSS_OUTPUT:
+    for (kind, name), node in zip(program.outputs, _results(program), strict=True):
+        if kind == OutputKind.LOSS_OUTPUT:
             made["loss"] = node
-        elif result.kind == OutputKind.GRADIENT_TO_PARAMETER:
-            made[f"g.{recorder.name_of(result.target)}"] = node
-        elif result.kind == OutputKind.BUFFER_MUTATION:
-            made[f"nb.{recorder.name_of(result.target)}"] = node
+        elif kind == OutputKind.GRADIENT_TO_PARAMETER:
+            made[f"g.{recorder.name_of(name)}"] = node
+        elif kind == OutputKind.BUFFER_MUTATION:
+            made[f"nb.{recorder.name_of(name)}"] = node
     lowering = _lowered(recorder, program, spec, ("x", "y", "w"))
     number = ELEMENT_TYPES[torch.float32]
     zero = lowering.graph.constant(np.zeros((), np.float32))
@@ -175,14 +178,14 @@ def _training_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSpec
     return lowering.graph.serialise(_inputs(spec, ("x", "y", "w")), outputs)
 
 
-def _evaluation_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSpec) -> bytes:
+def _evaluation_graph(recorder: Recorder, program: Recording, spec: TaskSpec) -> bytes:
     """Write the outputs of `TaskSpec.evaluation_outputs`."""
     changes = {OutputKind.BUFFER_MUTATION: "a buffer", OutputKind.USER_INPUT_MUTATION: "an input"}
-    for result in program.graph_signature.output_specs:
-        if result.kind in changes:
+    for kind, target in program.outputs:
+        if kind in changes:
             raise Unsupported(
-                f"{recorder.name_of(result.target)}: an evaluation must change nothing, got "
-                f"{changes[result.kind]} that it changes; let forward() leave it as it is"
+                f"{recorder.name_of(target)}: an evaluation must change nothing, got "
+                f"{changes[kind]} that it changes; let forward() leave it as it is"
             )
     lowering = _lowered(recorder, program, spec, ("x", "y"))
     results = zip(spec.evaluation_outputs, _results(program), strict=True)
@@ -198,35 +201,37 @@ def _evaluation_graph(recorder: Recorder, program: ExportedProgram, spec: TaskSp
 
 
 def _lowered(
-    recorder: Recorder, program: ExportedProgram, spec: TaskSpec, names: Sequence[str]
+    recorder: Recorder, program: Recording, spec: TaskSpec, names: Sequence[str]
 ) -> Lowering:
     """Lower a recorded program; its parameters and changing buffers are inputs of the graph.
 
     So are its random masks, in training.
     """
     check_size(spec.name, program.graph)
-    draws = find_draws(program) if "w" in names else {}
+    draws = find_draws(program.graph) if "w" in names else {}
     masks = {node: f"m.{i}" for i, node in enumerate(draws)}
     rules = {**OPERATIONS, **mask_rules(masks, draws), _ITEM: _item}
     lowering = Lowering(GraphBuilder(), rules)
     state = {tensor.name: f"{tensor.role[0]}.{tensor.name}" for tensor in spec.layout.tensors}
     examples = iter(names)
     nodes = (node for node in program.graph.nodes if node.op == "placeholder")
-    for given, node in zip(program.graph_signature.input_specs, nodes, strict=True):
-        if given.kind == InputKind.USER_INPUT and isinstance(shape_of(node)[0], int):
+    for (kind, target), node in zip(program.inputs, nodes, strict=True):
+        if kind == InputKind.USER_INPUT and isinstance(shape_of(node)[0], int):
             raise Unsupported(
                 f"{spec.name}: the model must accept batches of any size, got an operation whose "
                 f"recording fixes the batch to {shape_of(node)[0]}; use another one"
             )
-        if given.kind == InputKind.USER_INPUT:
+        if kind == InputKind.USER_INPUT:
             lowering.bind_examples(node, next(examples))
-        elif (name := recorder.name_of(given.target)) in state:
+        elif (name := recorder.name_of(target)) in state:
             lowering.bind(node, state[name])
         else:  # a constant, or a counter, which does not change
-            lowering.bind(node, lowering.graph.constant(_constant(program, given.target)))
+            lowering.bind(node, lowering.graph.constant(_constant(program, target)))
     for node in program.graph.nodes:
         if node.op == "call_function":
             lowering.visit(node)
+        elif node.op == "get_attr":
+            lowering.bind(node, lowering.graph.constant(_constant(program, node.target)))
     lowering.check()
     return lowering
 
@@ -240,9 +245,9 @@ def _item(lowering: Lowering, node: fx.Node) -> str:
     )
 
 
-def _constant(program: ExportedProgram, target: str | None) -> NDArray[Any]:
+def _constant(program: Recording, target: str | None) -> NDArray[Any]:
     """Return a constant tensor, its type widened or rounded to one that graphs have."""
-    value = {**program.state_dict, **program.constants}[str(target)].detach()
+    value = program.tensors[str(target)].detach()
     if value.is_floating_point():
         value = value.float()
     elif value.dtype != torch.bool and not value.is_complex():
@@ -251,7 +256,7 @@ def _constant(program: ExportedProgram, target: str | None) -> NDArray[Any]:
     return array
 
 
-def _results(program: ExportedProgram) -> list[fx.Node]:
+def _results(program: Recording) -> list[fx.Node]:
     return list(program.graph.output_node().args[0])
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import fx
-from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairbed.coordinator.task.lowering import (
@@ -70,10 +69,10 @@ class Draw:
         return graph.op("Transpose", name, perm=axes) if self.axis else name
 
 
-def find_draws(program: ExportedProgram) -> dict[fx.Node, Draw]:
+def find_draws(graph: fx.Graph) -> dict[fx.Node, Draw]:
     """Return the draws of a recorded program that are masks, in its order."""
     found = {}
-    for node in program.graph.nodes:
+    for node in graph.nodes:
         if node.op == "call_function" and (draw := _draw(node)) is not None:
             found[node] = draw
     return found

@@ -3,14 +3,21 @@
 import io
 import logging
 import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import Dim, ExportedProgram, export
-from torch.export.exported_program import _decompose_exported_program
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx, maybe_enable_thunkify
+from torch.fx.traceback import preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairbed.coordinator.task.decomposition import Rewriting, decompositions, unrecordable
@@ -141,6 +148,83 @@ def _of_examples(values: torch.Tensor) -> torch.Tensor:
     return values.sum(tuple(range(1, values.dim()))) if values.dim() > 1 else values
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded program of core ATen operations that change nothing in place."""
+
+    graph: fx.Graph
+    inputs: Sequence[tuple[InputKind, str | None]]
+    """Kind, and name of the tensor, of each placeholder."""
+    outputs: Sequence[tuple[OutputKind, str | None]]
+    """Kind, and name of the tensor that it belongs to, of each result."""
+    tensors: Mapping[str, torch.Tensor]
+    """Values of parameters, buffers and constants by name."""
+
+
+def _decomposed(program: ExportedProgram, *, has_gradient: bool) -> Recording:
+    """Return a program by core operations, with its gradient if asked.
+
+    One pass runs it without values. `ExportedProgram.run_decompositions` runs it two or three
+    times, since it also accepts tensors that share memory: 60 % of the time of an export.
+    """
+    signature, module = program.graph_signature, program.graph_module
+    given = [
+        (spec.kind, spec.arg.name if spec.kind == InputKind.USER_INPUT else spec.target)
+        for spec in signature.input_specs
+    ]
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    outputs: list[tuple[OutputKind, str | None]] = []
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        inputs = [FunctionalTensor.to_functional(tensor) for tensor in tensors]
+        with maybe_enable_thunkify():
+            results = list(fx.Interpreter(module).run(*inputs))
+            found = [(spec.kind, spec.target) for spec in signature.output_specs]
+            if has_gradient:
+                named = zip(given, inputs, strict=True)
+                trained = [(of[1], p) for of, p in named if of[0] == InputKind.PARAMETER]
+                gradient = torch.autograd.grad(results[0], [value for _, value in trained])
+                found[0] = (OutputKind.LOSS_OUTPUT, None)
+                found += [(OutputKind.GRADIENT_TO_PARAMETER, name) for name, _ in trained]
+                results += gradient
+            for (kind, name), value in zip(given, inputs, strict=True):
+                if torch._functionalize_has_data_mutation(value.elem):  # type: ignore[attr-defined]
+                    found.append((_CHANGES.get(kind, OutputKind.USER_INPUT_MUTATION), name))
+                    results.append(value)
+            outputs[:] = found
+            return [
+                result.from_functional() if isinstance(result, FunctionalTensor) else result
+                for result in results
+            ]
+
+    is_functional = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        nullcontext() if has_gradient else torch.no_grad(),
+        detect_fake_mode(values),
+        enable_python_dispatcher(),
+        FunctionalTensorMode(export=True),
+        preserve_node_meta(),
+        torch._C._ExcludeDispatchKeyGuard(is_functional),
+    ):
+        traced = make_fx(run, decompositions(), record_module_stack=True)(*values)
+    traced.graph.eliminate_dead_code()
+    made = {
+        str(node.target): getattr(traced, str(node.target))
+        for node in traced.graph.nodes
+        if node.op == "get_attr"
+    }
+    return Recording(
+        graph=traced.graph,
+        inputs=given,
+        outputs=outputs,
+        tensors={**program.state_dict, **program.constants, **made},
+    )
+
+
+_CHANGES: Mapping[Any, OutputKind] = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION}
+
+
 _TRACERS = (
     "torch._subclasses.fake_tensor",
     "torch.export._trace",
@@ -176,11 +260,11 @@ class Recorder:
                 raise ValueError("the output is not one tensor with a row per example")
         return tuple(output.shape[1:])
 
-    def training_loss(self) -> ExportedProgram:
+    def training_loss(self) -> Recording:
         """Return the loss alone: unlike the gradient's, its nodes contain the name of a layer."""
         return self._decomposed(self._record(_TrainingLoss, "x", "y", "w"))
 
-    def training(self, trained: Collection[str]) -> ExportedProgram:
+    def training(self, trained: Collection[str]) -> Recording:
         """Return the weighted loss of a mini-batch and its gradient by parameters.
 
         Args:
@@ -190,17 +274,9 @@ class Recorder:
             Unsupported: torch cannot differentiate the module ahead of time.
         """
         program = self._record(_TrainingLoss, "x", "y", "w", trained=trained)
-        with self._translated():
-            joint: ExportedProgram = _decompose_exported_program(
-                program,
-                cia_to_decomp={},
-                python_decomp_table=decompositions(),
-                joint_loss_index=0,
-                decompose_custom_triton_ops=False,
-            )
-            return joint
+        return self._decomposed(program, has_gradient=True)
 
-    def evaluation(self) -> ExportedProgram:
+    def evaluation(self) -> Recording:
         """Return the outputs of `TaskSpec.evaluation_outputs`, in eval mode."""
         return self._decomposed(self._record(_Evaluation, "x", "y", trained=()))
 
@@ -235,16 +311,9 @@ class Recorder:
                 strict=False,
             )
 
-    def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
+    def _decomposed(self, program: ExportedProgram, *, has_gradient: bool = False) -> Recording:
         with self._translated():
-            decomposed: ExportedProgram = _decompose_exported_program(
-                program,
-                cia_to_decomp={},
-                python_decomp_table=decompositions(),
-                joint_loss_index=None,
-                decompose_custom_triton_ops=False,
-            )
-            return decomposed
+            return _decomposed(program, has_gradient=has_gradient)
 
     def _examples(self) -> dict[str, torch.Tensor]:
         spec = self._spec

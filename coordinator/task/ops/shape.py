@@ -136,6 +136,11 @@ def _getitem(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.output(*arguments(node))
 
 
+def _count(lowering: Lowering, node: fx.Node) -> str:
+    (source,) = arguments(node)
+    return lowering.graph.op("Size", lowering.value(source))
+
+
 def _size(lowering: Lowering, node: fx.Node) -> Value:
     source, axis = arguments(node)
     sizes = lowering.graph.op("Shape", lowering.value(source), start=axis, end=axis + 1)
@@ -163,8 +168,11 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.as_strided_scatter.default": _as_strided_scatter,
     "getitem": _getitem,
     "aten.sym_size.int": _size,
+    "aten.sym_numel.default": _count,
     "add": _scalar("Add"),
     "sub": _scalar("Sub"),
     "mul": _scalar("Mul"),
     "truediv": _scalar("Div"),
+    "sym_max": _scalar("Max"),
+    "sym_min": _scalar("Min"),
 }
