@@ -2,6 +2,7 @@
 
     fairbed bench replay-training [--only common,large] [--threads N] [--flower PYTHON]
                                   [--flower-rounds 3] [--json]
+    fairbed bench replay-training --cores 2 [--turns 5] [--rounds 6] [--json]
 
 common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32. large: 1000
 clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. cnn: 4
@@ -10,6 +11,10 @@ batch 25. All clients are in every round. A replay is complete: selection, train
 only the last model is evaluated. The time of a round is the mean from the end of the first to the
 end of the last one. Processor times, of all threads and workers, are also useful on a machine with
 other load.
+
+--cores measures the speedup of the devices' engine: the shipped CNN, 16 clients of 160 pictures, on
+one thread and on N, in turns, each in a process that may use as many cores. `speedup` is the median
+over the turns of the ratio of both rounds; `cpu_ratio` is that of their processor times.
 
 PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, with the same formulas in
 numpy, right after ours. Without it, an earlier measurement with Flower 1.41 is shown.
@@ -25,10 +30,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fairbed.testbed.experiment.datasets import load
@@ -149,10 +156,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default=",".join(CASES), help=f"some of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, help="instead of 20, 20 and 100")
     parser.add_argument("--threads", type=int, default=free_cores(), help="(default: all cores)")
+    parser.add_argument("--cores", type=int, metavar="N", help="measure the speedup on N cores")
+    parser.add_argument("--turns", type=int, default=5, help="of --cores (default 5)")
     parser.add_argument("--flower", metavar="PYTHON", help="interpreter with flwr[simulation]")
     parser.add_argument("--flower-rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.cores is not None:
+        return _print_speedup(options.cores, options.turns, options.rounds or 6, options.json)
     names = options.only.split(",")
     if unknown := sorted(set(names) - set(CASES)):
         raise SystemExit(f"replay-training: no job {unknown[0]!r}; there are {', '.join(CASES)}")
@@ -211,6 +222,98 @@ def processor_s() -> float:
     """Return the processor time of this process and of its workers, seconds."""
     workers = (process.cpu_times() for process in psutil.Process().children())
     return time.process_time() + sum(spent.user + spent.system for spent in workers)
+
+
+TURN = """
+import os, sys, time
+from pathlib import Path
+from benchmarks.replay_training import of_devices
+from fairbed.testbed.replay.run import replay_experiment
+threads, folder = int(sys.argv[1]), Path(sys.argv[2])
+cores = sorted(os.sched_getaffinity(0))[:threads]
+os.sched_setaffinity(0, cores)
+ends = []
+replay_experiment(
+    of_devices(int(sys.argv[3])),
+    folder,
+    "bench",
+    lambda replayed: ends.append((time.perf_counter(), time.process_time())),
+    threads=threads,
+)
+print(*((b - a) / (len(ends) - 1) for a, b in zip(ends[0], ends[-1])))
+"""
+"""Prints time and processor time of a round of the devices' engine, seconds."""
+
+
+def pictures() -> dict[str, NDArray[Any]]:
+    """Return 16 x 200 random pictures, of which 40 of each client are held out."""
+    rng, n = np.random.default_rng(0), 16 * 200
+    x = rng.integers(0, 256, (n, 1, 28, 28)).astype(np.uint8)
+    return {"x": x, "y": rng.integers(0, 10, n), "device": np.repeat(np.arange(16), 200)}
+
+
+def of_devices(rounds: int) -> Experiment:
+    """Return the job of --cores."""
+    fleet = {"model": "linear", "theta": [1.0, 1.0, 0.2], "count": 16, "availability": 1.0}
+    return parse_experiment(
+        {
+            "name": "bench",
+            "rounds": rounds,
+            "data": {
+                "source": "benchmarks.replay_training:pictures",
+                "test_fraction": 0.2,
+                "partition": {"kind": "natural"},
+            },
+            "model": {"name": "cnn"},
+            "training": {"epochs": 1, "batch_size": 20, "learning_rate": 0.01},
+            "selection": {"policy": "uniform", "per_round": 16},
+            "evaluation": {"every": 0},
+            "round": {"deadline_s": 1e6},
+            "replay": {"engine": "device"},
+            "fleet": [fleet],
+        },
+        "bench",
+    )
+
+
+def _turn(threads: int, rounds: int) -> tuple[float, float]:
+    """Return time and processor time of a round on as many threads and cores, seconds."""
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+        command = [sys.executable, "-c", TURN, str(threads), f"{folder}/run", str(rounds)]
+        done = subprocess.run(guarded(command), check=True, stdout=subprocess.PIPE, text=True)
+    wall_s, cpu_s = map(float, done.stdout.split())
+    return wall_s, cpu_s
+
+
+def _print_speedup(cores: int, turns: int, rounds: int, as_json: bool) -> int:
+    """Print the speedup of the devices' engine on several cores; return the exit code."""
+    if not 2 <= cores <= free_cores():
+        raise SystemExit(
+            f"replay-training: --cores must be 2 to the {free_cores()} free cores of this "
+            f"machine, got {cores}; give fewer"
+        )
+    one, several = list[tuple[float, float]](), list[tuple[float, float]]()
+    for _ in tracked(range(turns), "turns", "replay-training"):
+        one.append(_turn(1, rounds))
+        several.append(_turn(cores, rounds))
+    ratios = [a[0] / b[0] for a, b in zip(one, several, strict=True)]
+    found = {
+        "cores": cores,
+        "turns": turns,
+        "round_s_on_one": statistics.median(wall_s for wall_s, _ in one),
+        "round_s": statistics.median(wall_s for wall_s, _ in several),
+        "speedup": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "cpu_ratio": statistics.median(b[1] / a[1] for a, b in zip(one, several, strict=True)),
+        "load_1min": os.getloadavg()[0],
+    }
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        for key, value in found.items():
+            print(f"    {key:<24}{value:10.4g}")
+    return 0
 
 
 def bare_products(case: Case, threads: int) -> dict[str, float]:
