@@ -12,7 +12,14 @@ import msgspec
 from msgspec import UNSET
 
 from fairbed.coordinator.policy.config import ModelEngine
-from fairbed.coordinator.task.errors import TaskError, UnknownTask, Unsupported, WrongArtifact
+from fairbed.coordinator.task.errors import (
+    TaskError,
+    UnknownTask,
+    Unsupported,
+    Untrainable,
+    WrongArtifact,
+    untrainable,
+)
 from fairbed.coordinator.task.recipes import (
     MODELS,
     SHIPPED,
@@ -306,6 +313,8 @@ def build_task(
             try:
                 with users_code(partial(_not_exported, name), TaskError):
                     return of_all_lengths(exported)
+            except Untrainable:
+                raise
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
                     raise
@@ -339,7 +348,9 @@ def check_shipped(
 
 
 def _not_exported(name: str, problem: str) -> Unsupported:
-    return Unsupported(f"{name}: the model must be exportable, got {problem}; rewrite that part")
+    return untrainable(name, problem) or Unsupported(
+        f"{name}: the model must be exportable, got {problem}; rewrite that part"
+    )
 
 
 def make_module(

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from fairbed.coordinator.task.errors import Unsupported
+from fairbed.coordinator.task.errors import Unsupported, untrainable
 from fairbed.coordinator.task.selfcheck import TorchReference, check_equal_steps, record_selfcheck
 from fairbed.wire.artifact import (
     Artifact,
@@ -50,6 +50,8 @@ example."""
 
 MAX_START = 1e6
 """Limit of `wire.tensors.Tensor.init_bound`."""
+
+NOT_FINITE = "an output that is not finite"
 
 NO_OPSET = 1
 """Opset of a task without graphs."""
@@ -248,14 +250,21 @@ def _check_vocabulary(
     if problem:
         raise Unsupported(
             f"{name}: the model must accept tokens of shape {batch_text(x_shape)} in int64, got "
-            f"{problem}; give it as many positions as a sequence has, and no float operation on x"
+            f"{problem}; {_advice(problem)}"
         )
     problem = _forward_problem(model, _x_of_check(x_shape, None, x_classes))
     if problem:
         raise Unsupported(
             f"{name}: the model must accept the tokens 0 .. {x_classes - 1} of the data, got "
-            f"{problem}; give its embedding {x_classes} rows"
+            f"{problem}; {_advice(problem, f'give its embedding {x_classes} rows')}"
         )
+
+
+def _advice(problem: str, of_error: str = "") -> str:
+    """Return what to do about a model that fails on tokens."""
+    if problem == NOT_FINITE:
+        return "let masks of attention leave a token that is not padding, and divide by no zero"
+    return of_error or "give it as many positions as a sequence has, and no float operation on x"
 
 
 def _x_of_check(x_shape: tuple[int, ...], within: XRange | None, x_classes: int = 0) -> Examples:
@@ -280,7 +289,7 @@ def _forward_problem(model: nn.Module, x: Examples) -> str:
             return str(exc)
     is_tensor = isinstance(output, torch.Tensor)
     if is_tensor and not bool(torch.isfinite(output).all()):
-        return "an output that is not finite"
+        return NOT_FINITE
     return ""
 
 
@@ -359,7 +368,7 @@ def fixed_tensors(
         The tensors, and lines about those that the run does not treat as the module does.
 
     Raises:
-        Unsupported: A training step changes a frozen parameter, or a float buffer whose first
+        Unsupported: A forward pass changes a parameter, or a float buffer whose first
             values the module sets, neither to 0 nor to 1.
     """
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
@@ -376,6 +385,12 @@ def fixed_tensors(
         trial(x)
     after = dict(trial.named_parameters()) | dict(trial.named_buffers())
     drawn = dict(twin.named_parameters()) | dict(twin.named_buffers())
+    for name, tensor in model.named_parameters():
+        if tensor.requires_grad and _bytes_of(tensor) != _bytes_of(after[name]):
+            raise Unsupported(
+                f"{name}: a parameter must keep its value in forward(), got one that it changes; "
+                "compute what you need from it, as torch.nn.utils.parametrize does"
+            )
     fixed, remarks = dict[str, bytes](), list[str]()
     for name, tensor in starts.items():
         values = _bytes_of(tensor)
@@ -697,7 +712,7 @@ def _referenced(
     """
 
     def broken(problem: str) -> Unsupported:
-        return Unsupported(
+        return untrainable(spec.name, problem) or Unsupported(
             f"{spec.name}: torch must be able to train the model, got {problem}; correct the module"
         )
 
