@@ -196,6 +196,7 @@ def build_task(
         from fairbed.coordinator.task.lengths import padding_remarks, with_lengths
         from fairbed.coordinator.task.modules import (
             check_batch_norm,
+            check_operations,
             check_twins,
             fixed_tensors,
             make_trainable,
@@ -205,6 +206,7 @@ def build_task(
         )
 
         if engine != "torch":
+            from fairbed.coordinator.task import lowering
             from fairbed.coordinator.task.export import export_task
     except ImportError as exc:
         raise UnknownTask(
@@ -312,6 +314,8 @@ def build_task(
         if engine != "torch":
             try:
                 with users_code(partial(_not_exported, name), TaskError):
+                    most = lowering.MOST_NODES
+                    check_operations(module, name, x_shape, x_range, x_classes, most)
                     return of_all_lengths(exported)
             except Untrainable:
                 raise

@@ -567,6 +567,21 @@ def test_a_mask_that_covers_all_tokens_has_one_true_line(folder: Path) -> None:
     )
 
 
+def test_an_example_of_padding_alone_that_a_mask_covers_has_one_true_line(folder: Path) -> None:
+    layers = "self.e = nn.Embedding(20, 8)\nself.m = nn.MultiheadAttention(8, 1, batch_first=True)"
+    covered = "h = self.e(x)\nh, _ = self.m(h, h, h, key_padding_mask=x == 0)\n"
+    text = net(layers, f"{covered}return self.a(h.mean(1))")
+    write(folder, text.replace("x_shape[0], classes", "8, classes"))
+    x = np.ones((4, 6), np.int64)
+    x[2] = 0
+    with pytest.raises(Unsupported) as caught:
+        build_task("part:M", (6,), 3, x_classes=20, examples=x)
+    assert str(caught.value).endswith(
+        "the model must accept padding alone (token 0), as row 2 of the data is, got an output "
+        "that is not finite; leave such examples out, or let masks of attention leave a token"
+    )
+
+
 UNEQUAL = "two equal steps must have the same loss, got"
 NOT_RECORDED = {
     "a branch": (
@@ -617,7 +632,7 @@ NOT_RECORDED = {
     ),
     "too many operations": (
         net(forward="for _ in range(40): x = torch.sin(x)\nreturn self.a(x)"),
-        "a recording of the model must have at most 40 operations, got ",
+        "a recording of the model must have at most 40 operations, got more in forward() alone; us",
     ),
 }
 
