@@ -235,7 +235,7 @@ def count_modules() -> dict[str, Modules]:
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=START_S,
             check=False,
         )

@@ -12,7 +12,14 @@ import msgspec
 from msgspec import UNSET
 
 from fairbed.coordinator.policy.config import ModelEngine
-from fairbed.coordinator.task.errors import TaskError, UnknownTask, Unsupported, WrongArtifact
+from fairbed.coordinator.task.errors import (
+    TaskError,
+    UnknownTask,
+    Unsupported,
+    Untrainable,
+    WrongArtifact,
+    untrainable,
+)
 from fairbed.coordinator.task.recipes import (
     MODELS,
     SHIPPED,
@@ -190,6 +197,7 @@ def build_task(
         from fairbed.coordinator.task.lengths import padding_remarks, with_lengths
         from fairbed.coordinator.task.modules import (
             check_batch_norm,
+            check_operations,
             check_twins,
             fixed_tensors,
             make_trainable,
@@ -199,6 +207,7 @@ def build_task(
         )
 
         if engine != "torch":
+            from fairbed.coordinator.task import lowering
             from fairbed.coordinator.task.export import export_task
     except ImportError as exc:
         raise UnknownTask(
@@ -306,7 +315,11 @@ def build_task(
         if engine != "torch":
             try:
                 with users_code(partial(_not_exported, name), TaskError):
+                    most = lowering.MOST_NODES
+                    check_operations(module, name, x_shape, x_range, x_classes, most)
                     return of_all_lengths(exported)
+            except Untrainable:
+                raise
             except (Unsupported, WrongArtifact) as exc:
                 if not is_path(model):  # no device can import it
                     raise
@@ -340,7 +353,9 @@ def check_shipped(
 
 
 def _not_exported(name: str, problem: str) -> Unsupported:
-    return Unsupported(f"{name}: the model must be exportable, got {problem}; rewrite that part")
+    return untrainable(name, problem) or Unsupported(
+        f"{name}: the model must be exportable, got {problem}; rewrite that part"
+    )
 
 
 def make_module(

@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairbed.coordinator.task.errors import Unsupported
+from fairbed.coordinator.task.errors import Unsupported, untrainable
 from fairbed.coordinator.task.selfcheck import TorchReference, check_equal_steps, record_selfcheck
 from fairbed.wire.artifact import (
     Artifact,
@@ -35,6 +36,7 @@ from fairbed.wire.float_types import cast_floats
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import is_frozen, normalisation_layers, source_hash
 from fairbed.wire.plugins import PluginError, users_code
+from fairbed.wire.preparation import PADDING
 from fairbed.wire.selfcheck import Examples, selfcheck_inputs
 from fairbed.wire.tensors import Layout, Tensor, batch_text
 
@@ -50,6 +52,8 @@ example."""
 
 MAX_START = 1e6
 """Limit of `wire.tensors.Tensor.init_bound`."""
+
+NOT_FINITE = "an output that is not finite"
 
 NO_OPSET = 1
 """Opset of a task without graphs."""
@@ -208,6 +212,8 @@ def x_range_for(
     """
     if x_classes:
         _check_vocabulary(model, name, x_shape, x_classes)
+        if examples is not None:
+            _check_empty(model, name, examples)
         return None
     normal = _x_of_check(x_shape, None)
     problem = _forward_problem(model, normal)
@@ -248,14 +254,85 @@ def _check_vocabulary(
     if problem:
         raise Unsupported(
             f"{name}: the model must accept tokens of shape {batch_text(x_shape)} in int64, got "
-            f"{problem}; give it as many positions as a sequence has, and no float operation on x"
+            f"{problem}; {_advice(problem)}"
         )
     problem = _forward_problem(model, _x_of_check(x_shape, None, x_classes))
     if problem:
         raise Unsupported(
             f"{name}: the model must accept the tokens 0 .. {x_classes - 1} of the data, got "
-            f"{problem}; give its embedding {x_classes} rows"
+            f"{problem}; {_advice(problem, f'give its embedding {x_classes} rows')}"
         )
+
+
+def _check_empty(model: nn.Module, name: str, examples: Examples | NDArray[np.uint8]) -> None:
+    """Check that a model has a finite output for padding alone, if an example is that.
+
+    Raises:
+        Unsupported: It has none, as of attention whose mask covers all tokens.
+    """
+    empty = np.flatnonzero((examples == PADDING).reshape(len(examples), -1).all(axis=1))
+    if not len(empty):
+        return
+    problem = _forward_problem(model, np.zeros((SELFCHECK_BATCH, *examples.shape[1:]), np.int64))
+    if problem:
+        raise Unsupported(
+            f"{name}: the model must accept padding alone (token {PADDING}), as row {empty[0]} of "
+            f"the data is, got {problem}; leave such examples out, or let masks of attention leave "
+            "a token"
+        )
+
+
+def check_operations(
+    model: nn.Module,
+    name: str,
+    x_shape: tuple[int, ...],
+    x_range: XRange | None,
+    x_classes: int,
+    most: int,
+) -> None:
+    """Refuse a module that is too large to record, before torch records it for minutes.
+
+    Args:
+        model: The module; it is not changed.
+        name: Name of the task.
+        x_shape: Shape of one example.
+        x_range: As for `module_task`.
+        x_classes: Vocabulary size of integer x; 0 for floats.
+        most: Most operations of a recording.
+
+    Raises:
+        Unsupported: Its forward pass alone has too many operations.
+    """
+    counting = _Counting(most)
+    x = torch.from_numpy(_x_of_check(x_shape, x_range, x_classes))
+    with _no_traces(), suppress(PluginError), users_code(PluginError), counting:
+        copy.deepcopy(model).train()(x)  # a later step reports another failure
+    if counting.count > most:
+        raise Unsupported(
+            f"{name}: a recording of the model must have at most {most:,} operations, got more in "
+            "forward() alone; use fewer layers or shorter sequences"
+        )
+
+
+class _Counting(TorchDispatchMode):
+    """Counts the operations of torch, and ends them beyond a number."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.count = most, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.count > self.most:
+            raise PluginError("too many operations")
+        return func(*args, **(kwargs or {}))
+
+
+def _advice(problem: str, of_error: str = "") -> str:
+    """Return what to do about a model that fails on tokens."""
+    if problem == NOT_FINITE:
+        return "let masks of attention leave a token that is not padding, and divide by no zero"
+    return of_error or "give it as many positions as a sequence has, and no float operation on x"
 
 
 def _x_of_check(x_shape: tuple[int, ...], within: XRange | None, x_classes: int = 0) -> Examples:
@@ -280,7 +357,7 @@ def _forward_problem(model: nn.Module, x: Examples) -> str:
             return str(exc)
     is_tensor = isinstance(output, torch.Tensor)
     if is_tensor and not bool(torch.isfinite(output).all()):
-        return "an output that is not finite"
+        return NOT_FINITE
     return ""
 
 
@@ -359,7 +436,7 @@ def fixed_tensors(
         The tensors, and lines about those that the run does not treat as the module does.
 
     Raises:
-        Unsupported: A training step changes a frozen parameter, or a float buffer whose first
+        Unsupported: A forward pass changes a parameter, or a float buffer whose first
             values the module sets, neither to 0 nor to 1.
     """
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
@@ -376,6 +453,12 @@ def fixed_tensors(
         trial(x)
     after = dict(trial.named_parameters()) | dict(trial.named_buffers())
     drawn = dict(twin.named_parameters()) | dict(twin.named_buffers())
+    for name, tensor in model.named_parameters():
+        if tensor.requires_grad and _bytes_of(tensor) != _bytes_of(after[name]):
+            raise Unsupported(
+                f"{name}: a parameter must keep its value in forward(), got one that it changes; "
+                "compute what you need from it, as torch.nn.utils.parametrize does"
+            )
     fixed, remarks = dict[str, bytes](), list[str]()
     for name, tensor in starts.items():
         values = _bytes_of(tensor)
@@ -697,7 +780,7 @@ def _referenced(
     """
 
     def broken(problem: str) -> Unsupported:
-        return Unsupported(
+        return untrainable(spec.name, problem) or Unsupported(
             f"{spec.name}: torch must be able to train the model, got {problem}; correct the module"
         )
 

@@ -480,6 +480,10 @@ class _Windows:
         return fit_cost(*medians)
 
 
+SMALLEST = 2
+"""Examples of a mini-batch that is measured; batch normalisation has no variance of one."""
+
+
 def _train_windows(
     engine: Engine,
     hyperparameters: Hyperparameters,
@@ -488,8 +492,9 @@ def _train_windows(
     duration_s: float,
 ) -> _Windows:
     size = min(hyperparameters.batch_size, hyperparameters.micro_batch or trainer.EVALUATION_BATCH)
-    large = min(max(2, size), trainer.EVALUATION_BATCH)
-    vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
+    large = min(max(2 * SMALLEST, size), trainer.EVALUATION_BATCH)
+    small = max(SMALLEST, large // 4)
+    vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + small)
     settings = msgspec.structs.replace(
         hyperparameters,
         epochs=10_000,

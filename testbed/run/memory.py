@@ -6,13 +6,16 @@ unknown_memory    a warning if neither can be checked
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.engines.choose import open_own_engine
+from fairbed.device_agent.errors import EngineError
 from fairbed.testbed.emulation.work import StepWork
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.run.preflight import PreflightFinding
@@ -63,15 +66,40 @@ def check_parts(experiment: Experiment, artifact: Artifact) -> None:
         EngineError: The engine cannot run the task.
     """
     training = experiment.training
-    if not training.has_parts or training.micro_batch_statistics:
+    if not training.has_parts:
         return
-    if examples_interact(artifact):
+    if training.micro_batch_statistics:
+        _check_last_part(training, artifact)
+    elif examples_interact(artifact):
         raise ExperimentError(
             "training.micro_batch: must be left out for a model whose examples affect each other, "
             f"as in batch normalisation, got {training.micro_batch} for {artifact.spec.name}; set "
             "training.micro_batch_statistics = true to take the statistics of each part, or use "
             "group normalisation"
         )
+
+
+def _check_last_part(training: TrainingConfig, artifact: Artifact) -> None:
+    """Check that a whole mini-batch has no part of one example, if a model needs more for a step.
+
+    Raises:
+        ExperimentError: It has.
+    """
+    size = training.micro_batch
+    if not isinstance(size, int) or (size > 1 and training.batch_size % size != 1):
+        return
+    spec = artifact.spec
+    vector, x, y = selfcheck_inputs(spec, spec.selfcheck.seed, 1)
+    model = vector.copy()  # with the statistics of the step
+    with suppress(EngineError):  # torch refuses statistics of one example
+        _, gradient = open_own_engine(artifact).gradient(model, x, y)
+        if np.isfinite(gradient).all() and np.isfinite(model).all():
+            return
+    raise ExperimentError(
+        "training.micro_batch: must leave no part of one example, of which batch normalisation has "
+        f"no variance, got {size} for mini-batches of {training.batch_size}; set a number of 2 or "
+        "more that divides training.batch_size"
+    )
 
 
 def part_sizes(

@@ -484,6 +484,19 @@ REFUSED = {
         ),
         "f.weight: a frozen parameter must keep its value, got one that a training step changes",
     ),
+    "a parameter that changes": (
+        net(forward="with torch.no_grad(): self.a.weight.clamp_(-0.1, 0.1)\nreturn self.a(x)"),
+        "a.weight: a parameter must keep its value in forward(), got one that it changes; compute",
+    ),
+    "the data of a parameter": (
+        net(forward="self.a.weight.data = self.a.weight.data / 2\nreturn self.a(x)"),
+        "a.weight: a parameter must keep its value in forward(), got one that it changes; compute",
+    ),
+    "a value changed in place": (
+        net(forward="y = self.a(x).sigmoid()\ny *= 2\nreturn y"),
+        "forward() must not change in place a value that a gradient needs, got the output of "
+        "Sigmoid; write y = y * 2 for y *= 2",
+    ),
     "trained statistics": (
         net(
             "self.n = nn.BatchNorm1d(8)\nself.n.running_mean.fill_(0.3)",
@@ -541,6 +554,34 @@ def test_a_module_that_cannot_be_trained_has_one_true_line(folder: Path, kind: s
     assert "internal error" not in str(caught.value)
 
 
+def test_a_mask_that_covers_all_tokens_has_one_true_line(folder: Path) -> None:
+    layers = "self.e = nn.Embedding(20, 8)\nself.m = nn.MultiheadAttention(8, 1, batch_first=True)"
+    covered = "h = self.e(x)\nh, _ = self.m(h, h, h, key_padding_mask=x >= 0)\n"
+    text = net(layers, f"{covered}return self.a(h.mean(1))")
+    write(folder, text.replace("x_shape[0], classes", "8, classes"))
+    with pytest.raises(Unsupported) as caught:
+        build_task("part:M", (6,), 3, x_classes=20)
+    assert str(caught.value).endswith(
+        "in int64, got an output that is not finite; let masks of attention leave a token that is "
+        "not padding, and divide by no zero"
+    )
+
+
+def test_an_example_of_padding_alone_that_a_mask_covers_has_one_true_line(folder: Path) -> None:
+    layers = "self.e = nn.Embedding(20, 8)\nself.m = nn.MultiheadAttention(8, 1, batch_first=True)"
+    covered = "h = self.e(x)\nh, _ = self.m(h, h, h, key_padding_mask=x == 0)\n"
+    text = net(layers, f"{covered}return self.a(h.mean(1))")
+    write(folder, text.replace("x_shape[0], classes", "8, classes"))
+    x = np.ones((4, 6), np.int64)
+    x[2] = 0
+    with pytest.raises(Unsupported) as caught:
+        build_task("part:M", (6,), 3, x_classes=20, examples=x)
+    assert str(caught.value).endswith(
+        "the model must accept padding alone (token 0), as row 2 of the data is, got an output "
+        "that is not finite; leave such examples out, or let masks of attention leave a token"
+    )
+
+
 UNEQUAL = "two equal steps must have the same loss, got"
 NOT_RECORDED = {
     "a branch": (
@@ -591,7 +632,7 @@ NOT_RECORDED = {
     ),
     "too many operations": (
         net(forward="for _ in range(40): x = torch.sin(x)\nreturn self.a(x)"),
-        "a recording of the model must have at most 40 operations, got ",
+        "a recording of the model must have at most 40 operations, got more in forward() alone; us",
     ),
 }
 

@@ -132,7 +132,10 @@ def _items(name: str, items: Any) -> dict[str, object]:
 
 def _array(name: str, key: str, value: object) -> NDArray[Any]:
     def broken(problem: str) -> DatasetError:
-        return DatasetError(name, f"{key} must be an array, got {problem}", "correct it")
+        fix = "correct it"
+        if "inhomogeneous" in problem:
+            problem, fix = "rows of different lengths", "pad them with 0 at the end"
+        return DatasetError(name, f"{key} must be an array, got {problem}", fix)
 
     with users_code(broken):  # ragged rows, a tensor on a GPU, ...
         return np.asarray(value)

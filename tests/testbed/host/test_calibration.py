@@ -3,6 +3,7 @@
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -10,6 +11,8 @@ import pytest
 
 from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
 from fairbed.coordinator.task.catalogue import read_shipped
+from fairbed.device_agent import trainer
+from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host import calibration, speed
@@ -24,6 +27,7 @@ from fairbed.testbed.host.speed import (
     reference_probe,
     work_costs,
 )
+from fairbed.wire.artifact import decode_artifact
 from fairbed.wire.plugins import PluginError
 from tests.testbed.replay.cohort.fleets import SPLIT_DRIFT
 from tests.tiers import in_depth
@@ -72,6 +76,24 @@ def test_any_batch_size_can_be_measured(batch_size: int) -> None:
     task = probe("softmax-64-10", batch_size=batch_size, learning_rate=1e6, max_steps=1)
     costs = measure(task).costs
     assert costs.train.seconds(batch_size) > 0.0
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 20])
+def test_no_measured_mini_batch_has_one_example(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch normalisation has no variance of one example: training would diverge here alone."""
+    found: list[tuple[int, int]] = []
+
+    def sizes(*arguments: Any, **_: Any) -> None:
+        n, large = len(arguments[3]), arguments[4].batch_size
+        found.append((large, n - large))
+
+    monkeypatch.setattr(trainer, "train", sizes)
+    engine = open_own_engine(decode_artifact(read_shipped("softmax-64-10")))
+    settings = TrainingConfig(batch_size=64, micro_batch=size).hyperparameters(1)
+    calibration._train_windows(engine, settings, None, lambda: 1.0, 0.0)
+    [(large, small)] = found
+    assert large > small >= 2
+    assert large == max(size, 4)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,14 @@ def test_a_model_with_batch_statistics_needs_the_permission() -> None:
     check_parts(experiment("training.micro_batch=16"), task)
     permitted = ["training.micro_batch=4", "training.micro_batch_statistics=true"]
     check_parts(experiment(*permitted), task)
+    for engine in ("onnx", "torch"):
+        task = load_task(f"{MODELS}:smooth", (6,), 3, engine=engine)
+        with pytest.raises(
+            ExperimentError,
+            match=r"training\.micro_batch: must leave no part of one example, .* got 5 for "
+            r"mini-batches of 16; set a number of 2 or more that divides training\.batch_size",
+        ):
+            check_parts(experiment("training.micro_batch=5", permitted[1]), task)
 
 
 @pytest.mark.slow

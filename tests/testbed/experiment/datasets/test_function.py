@@ -151,7 +151,10 @@ def test_refuses_a_module_that_is_not_there() -> None:
         ("text", "or a torch Dataset of (x, y), got str"),
         ((X, Y, X), "item 0 of tuple must be (x, y), got ValueError: too many values"),
         (Pairs([(X[0], 1), X[0]]), "item 1 of Pairs must be (x, y), got ValueError"),
-        (Pairs([(X[0], 0), (X[0][:2], 1)]), "x must be an array, got ValueError"),
+        (
+            Pairs([(X[0], 0), (X[0][:2], 1)]),
+            "x must be an array, got rows of different lengths; pad them with 0",
+        ),
         ({"x": X}, "must hold x and y, got x; add y"),
         ({"x": X, "labels": Y}, "unknown array 'labels'; valid names are x, y, x_test"),
         ((X, Y[:-1]), "x and y must have equal length, got 40 and 39; correct what the function"),
