@@ -99,6 +99,8 @@ def train(
 
     Every epoch visits all examples in a new random order; one mini-batch may be smaller. Sequences
     of tokens with several padded lengths come in mini-batches of about equal ones (`wire.buckets`).
+    Without rules and terms the weights of the examples carry the learning rate, so that a step
+    reads the gradient once; it rounds otherwise than a step with a rule that changes nothing.
     All terms act on parameters; the engine updates the buffers. The anchor of a value that the
     device keeps for itself (`Layout.local`) is its value before the first step. With `micro_batch`
     the engine computes a mini-batch in parts, which bounds its memory; all else sees whole

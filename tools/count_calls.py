@@ -58,8 +58,8 @@ def count(tree: Path) -> Counter[str]:
     calls = Counter[str]()
     for code in rounds[0]:
         path = Path(code.co_filename).resolve()
-        if path.is_relative_to(tree) and (names := path.relative_to(tree).parts)[0] in PARTS:
-            part = "client" if names[:2] == ("wire", "transport") else PARTS[names[0]]
+        if path.is_relative_to(tree) and (at := path.relative_to(tree).parts)[0] in PARTS:
+            part = "client" if at[:2] == ("wire", "transport") else PARTS[at[0]]
             calls[part] += min(one[code] for one in rounds)
     return calls
 

@@ -27,8 +27,10 @@ LAYOUT = ARTIFACT.spec.layout
 EQUAL = AggregationConfig(weights="equal")
 
 
-def with_rule(rule: str = DRIFT, rounds: int = 3, **sections: object) -> CoordinatorConfig:
-    training = TrainingConfig(rule=rule, learning_rate=0.05)
+def with_rule(
+    rule: str = DRIFT, rounds: int = 3, rate: float = 0.05, **sections: object
+) -> CoordinatorConfig:
+    training = TrainingConfig(rule=rule, learning_rate=rate)
     sections = {"selection": WHOLE_FLEET, "round": PATIENT, "aggregation": EQUAL} | sections
     return make_config(rounds, len(NAMES), training=training, **sections)
 
@@ -109,7 +111,7 @@ async def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path
 
 async def test_the_coordinator_half_moves_the_model_and_keeps_its_state(tmp_path: Path) -> None:
     rule = f"{HERE}:Momentum"
-    config = with_rule(rule, rounds=4)
+    config = with_rule(rule, rounds=4, rate=1.0)  # no rounding by the rate, in steps of either kind
     models = []
     for at in (None, 2):
         async with lab(tmp_path / f"{at}", local_rules=(rule,)) as place:
@@ -127,7 +129,7 @@ async def test_the_coordinator_half_moves_the_model_and_keeps_its_state(tmp_path
             models.append([row.model_sha256 for row in reader.rounds()])
     assert models[0] == models[1]
     async with lab(tmp_path / "sgd") as place:
-        assert await prepared(place).run(with_rule("sgd", rounds=4)) == "done"
+        assert await prepared(place).run(with_rule("sgd", rounds=4, rate=1.0)) == "done"
     with place.reader() as reader:
         plain = [row.model_sha256 for row in reader.rounds()]
     assert plain[0] == models[0][0]
