@@ -257,7 +257,8 @@ def _constant(program: Recording, target: str | None) -> NDArray[Any]:
 
 
 def _results(program: Recording) -> list[fx.Node]:
-    return list(program.graph.output_node().args[0])
+    results: Any = program.graph.output_node().args[0]
+    return list(results)
 
 
 def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:

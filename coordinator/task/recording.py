@@ -201,7 +201,7 @@ def _decomposed(program: ExportedProgram, *, has_gradient: bool) -> Recording:
     with (
         torch.backends.mkldnn.flags(enabled=False),
         nullcontext() if has_gradient else torch.no_grad(),
-        detect_fake_mode(values),
+        detect_fake_mode(values) or nullcontext(),
         enable_python_dispatcher(),
         FunctionalTensorMode(export=True),
         preserve_node_meta(),
