@@ -314,11 +314,11 @@ def check_operations(
         )
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the operations of torch, and ends them beyond a number."""
 
     def __init__(self, most: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.most, self.count = most, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -453,8 +453,8 @@ def fixed_tensors(
         trial(x)
     after = dict(trial.named_parameters()) | dict(trial.named_buffers())
     drawn = dict(twin.named_parameters()) | dict(twin.named_buffers())
-    for name, tensor in model.named_parameters():
-        if tensor.requires_grad and _bytes_of(tensor) != _bytes_of(after[name]):
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and _bytes_of(parameter) != _bytes_of(after[name]):
             raise Unsupported(
                 f"{name}: a parameter must keep its value in forward(), got one that it changes; "
                 "compute what you need from it, as torch.nn.utils.parametrize does"

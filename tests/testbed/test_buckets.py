@@ -160,8 +160,7 @@ def test_a_live_run_that_was_killed_resumes_to_the_model_of_its_replay(tmp_path:
     code, _, err = Running(tmp_path, rounds=20, resume=True).finish()
     assert code == 0, err
     boards = "fleet=[{name='pi', count=2, profile='raspberry-pi-4b'}]"
-    settings = ("replay.costs_from='measured'", boards)
-    options = [part for setting in settings for part in ("--set", setting)]
+    options = ["--set", "replay.costs_from='measured'", "--set", boards]
     replay = ["replay", str(run.folder / "experiment.toml"), "--out", str(tmp_path / "replay")]
     assert main([*replay, *options]) == 0
     live, replayed = final_of(run.folder), final_of(tmp_path / "replay")
@@ -169,7 +168,7 @@ def test_a_live_run_that_was_killed_resumes_to_the_model_of_its_replay(tmp_path:
     assert live[0].any()
 
 
-def final_of(folder: Path) -> tuple[Any, list[tuple[object, ...]]]:
+def final_of(folder: Path) -> tuple[Any, list[Any]]:
     """Return the final model of a run, and the steps and times of its exchanges."""
     with RunReader(folder) as reader:
         found = reader.final_model()

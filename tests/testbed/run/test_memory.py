@@ -133,8 +133,8 @@ def test_a_model_with_batch_statistics_needs_the_permission() -> None:
     check_parts(experiment("training.micro_batch=16"), task)
     permitted = ["training.micro_batch=4", "training.micro_batch_statistics=true"]
     check_parts(experiment(*permitted), task)
-    for engine in ("onnx", "torch"):
-        task = load_task(f"{MODELS}:smooth", (6,), 3, engine=engine)
+    for each in ("onnx", "torch"):
+        task = load_task(f"{MODELS}:smooth", (6,), 3, engine=each)
         with pytest.raises(
             ExperimentError,
             match=r"training\.micro_batch: must leave no part of one example, .* got 5 for "
