@@ -280,7 +280,9 @@ def _turn(threads: int, rounds: int) -> tuple[float, float]:
     """Return time and processor time of a round on as many threads and cores, seconds."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         command = [sys.executable, "-c", TURN, str(threads), f"{folder}/run", str(rounds)]
-        done = subprocess.run(guarded(command), check=True, stdout=subprocess.PIPE, encoding="utf-8")
+        done = subprocess.run(
+            guarded(command), check=True, stdout=subprocess.PIPE, encoding="utf-8"
+        )
     wall_s, cpu_s = map(float, done.stdout.split())
     return wall_s, cpu_s
 

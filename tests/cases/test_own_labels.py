@@ -261,7 +261,7 @@ def test_names_of_folders_are_the_classes_of_the_task(
         (GAPS, ["0", "2"], "of the run, 0, 1, 10, got 2 in row 1"),
         (GAPS, ["1", "01"], "must name each class once, got '01' and '1'"),
         (TREES, [], "a folder must hold one folder per class, with .png or .jpg files, got 0"),
-        (TREES, ["oak/north"], "got no picture in this folder"),
+        (TREES, ["oak/north/far"], "got no picture in this folder"),
     ],
 )
 def test_folders_at_a_device_that_are_refused(
