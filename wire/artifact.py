@@ -71,9 +71,9 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Expected results of a correct engine on a seeded batch; a device verifies its engine.
 
     Inputs: `rng = np.random.Generator(np.random.PCG64(seed))`; the vector is
-    `0.1 * rng.standard_normal(n_values)` (buffers: their absolute value plus 0.5); x is
-    `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`, and
-    the first of an example is at least 1, as 0 may be masked padding);
+    `0.35 * (rng.random(n_values, dtype=float32) - 0.5)` (buffers: their absolute value plus 0.5);
+    x is `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`,
+    and the first of an example is at least 1, as 0 may be masked padding);
     y is `rng.integers(0, classes, (batch, *y_shape))` (multi-label: of 2), for regression
     `rng.standard_normal((batch, *y_shape))`; drawn in this order, then cast to float32 / int64.
     Classes at positions lose their label (-1) where `rng.random((batch, *y_shape)) < 0.25`, but not

@@ -49,9 +49,9 @@ def engine(loss: float, *gradient: float) -> GradientFunction:
 def test_draws_the_documented_inputs_in_the_documented_order() -> None:
     vector, x, y = selfcheck_inputs(spec(), 3, 2)
     rng = np.random.Generator(np.random.PCG64(3))
-    values = 0.1 * rng.standard_normal(4)
-    np.testing.assert_array_equal(vector[:2], values[:2].astype(np.float32))
-    np.testing.assert_array_equal(vector[2:], (np.abs(values[2:]) + 0.5).astype(np.float32))
+    values = (rng.random(4, dtype=np.float32) - np.float32(0.5)) * np.float32(0.35)
+    np.testing.assert_array_equal(vector[:2], values[:2])
+    np.testing.assert_array_equal(vector[2:], np.abs(values[2:]) + np.float32(0.5))
     np.testing.assert_array_equal(x, rng.standard_normal((2, 3)).astype(np.float32))
     np.testing.assert_array_equal(y, rng.integers(0, 4, 2))
     assert [a.dtype.name for a in (vector, x, y)] == ["float32", "float32", "int64"]
@@ -66,7 +66,7 @@ def test_draws_tokens_for_integer_examples() -> None:
 def test_draws_normal_targets_for_regression() -> None:
     _, x, y = selfcheck_inputs(spec(classes=1, task="regression"), 3, 2)
     rng = np.random.Generator(np.random.PCG64(3))
-    rng.standard_normal(4)
+    rng.random(4, dtype=np.float32)
     np.testing.assert_array_equal(x, rng.standard_normal((2, 3)).astype(np.float32))
     np.testing.assert_array_equal(y, rng.standard_normal(2).astype(np.float32))
     assert y.dtype == np.float32
