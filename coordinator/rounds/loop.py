@@ -729,7 +729,7 @@ class TrainingLoop:
         """Write the rows and the checkpoint of a round in one transaction."""
         table, selection, log = closed.table, closed.selection, self._event_log
         n, left = len(selection.is_available), self._left(selection)
-        here = np.setdiff1d(np.arange(n, dtype=np.int64), left)
+        here = np.delete(np.arange(n, dtype=np.int64), left)
         queues = self._decisions.selector.queues(n)
         queues[left] = 0.0  # outside of the guarantee
         selections = selection_rows(
