@@ -173,6 +173,7 @@ OPERATIONS: Mapping[str, Handler] = {
     "sub": _scalar("Sub"),
     "mul": _scalar("Mul"),
     "truediv": _scalar("Div"),
+    "floordiv": _scalar("Div"),  # of sizes, which are not negative
     "sym_max": _scalar("Max"),
     "sym_min": _scalar("Min"),
 }
