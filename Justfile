@@ -39,13 +39,10 @@ test-all *args: check
     pytest --tier all {{ workers }} "$@" || status=$?
     exit "$status"
 
-# Half of the time the rest waits for brokers and timers: three workers for two cores.
-rest_workers := "-n $(python -c 'import os; print(min(8, (os.cpu_count() or 1) * 3 // 2))') --dist worksteal"
-
 # Run the tests that `just test` leaves out.
 [no-exit-message]
 @test-rest *args: setup
-    {{ drop_dashes }} pytest --tier rest {{ rest_workers }} "$@"
+    {{ drop_dashes }} pytest --tier rest {{ workers }} "$@"
 
 # Build .venv: `demo` (no torch) or `dev` (everything). Quick when nothing changed.
 @setup level="dev":
