@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -95,11 +96,10 @@ MEASURE_S, START_S = 300.0, 120.0
 """Longest time of all counts, and of that run."""
 PRODUCT = "fairbed"
 NOT_COUNTED = frozenset(
-    {PRODUCT, "_distutils_hack", "imported package", "org", "sitecustomize", "usercustomize"}
+    {PRODUCT, "_distutils_hack", "imported package", "sitecustomize", "usercustomize"}
     | sys.stdlib_module_names
 )
-"""Packages beside the others: Python's own, those of an environment, the title of the list, and
-a name that Python tries to import on Java."""
+"""Packages beside the others: Python's own, those of an environment, and the title of the list."""
 
 Calls = dict[str, float]
 """Calls by `path:function`."""
@@ -254,7 +254,12 @@ def modules_in(log: str) -> Modules:
     lines = (line for line in log.splitlines() if line.startswith("import time:"))
     names = {line.rpartition("|")[2].strip() for line in lines}
     packages = Counter(name.partition(".")[0] for name in names)
-    others = {package: count for package, count in packages.items() if package not in NOT_COUNTED}
+    others = {
+        package: count
+        for package, count in packages.items()
+        # A name that Python or a system only tries to import is in the log, too.
+        if package not in NOT_COUNTED and find_spec(package) is not None
+    }
     own = dict.fromkeys((name for name in names if name.partition(".")[0] == PRODUCT), 1)
     return dict(sorted((own | others).items()))
 
