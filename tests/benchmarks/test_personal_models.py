@@ -20,7 +20,7 @@ def test_a_round_of_ditto_is_timed_beside_one_of_fedavg(capsys: pytest.CaptureFi
 
 
 def test_a_wrong_option_is_one_line() -> None:
-    with pytest.raises(SystemExit, match=r"no job 'rare'; there are common, large"):
+    with pytest.raises(SystemExit, match=r"no job 'rare'; there are common, cnn, large"):
         personal_models.main(["--only", "rare"])
     with pytest.raises(SystemExit, match="at least 3 rounds and one repeat"):
         personal_models.main(["--rounds", "2"])
