@@ -68,9 +68,7 @@ async def watch_memory(**pids: int) -> AsyncIterator[Peaks]:
     """
     peaks = Peaks()
 
-    async def sample(name: str, process: psutil.Process) -> None:
-        start = _held(process)
-        peaks.grown[name] = 0
+    async def sample(name: str, process: psutil.Process, start: int) -> None:
         while True:
             await anyio.sleep(SAMPLE_S)
             try:
@@ -82,9 +80,11 @@ async def watch_memory(**pids: int) -> AsyncIterator[Peaks]:
             except psutil.NoSuchProcess:
                 return
 
+    watched = {"tests": os.getpid()} | pids
     async with anyio.create_task_group() as group:
-        group.start_soon(sample, "tests", psutil.Process())
-        for name, pid in pids.items():
-            group.start_soon(sample, name, psutil.Process(pid))
+        for name, pid in watched.items():
+            process = psutil.Process(pid)
+            peaks.grown[name] = 0
+            group.start_soon(sample, name, process, _held(process))
         yield peaks
         group.cancel_scope.cancel()
