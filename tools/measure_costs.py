@@ -10,6 +10,8 @@ and keeps the reason with it.
 * exchange: what one more device adds to a round.
 * chunk: what one more chunk adds to a download and an upload, without threads and timers: exact.
 * message: encoding and decoding of each message of the wire: calls, exact, and bytes allocated.
+* peak: bytes that a warm round holds at most beyond what it found: `objects` with a model of 5 kB,
+  and per byte of a large model and device.
 * copied: bytes that frames and buffers of a download and an upload take, per byte of the blob.
 * modules: what `fairbed run` and the processes of its agents import before the first round has
   ended, of the product by name, of other packages their number.
@@ -45,10 +47,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fairbed.coordinator.task.catalogue import load_task  # noqa: E402
+from fairbed.wire.artifact import Artifact  # noqa: E402
 from fairbed.wire.chunks import chunk_slice, decode_chunk, encode_chunk, manifest_of  # noqa: E402
 from fairbed.wire.codec import decode, encode  # noqa: E402
 from fairbed.wire.transfer import Download, Upload, UploadReceiver  # noqa: E402
-from tests.coordinator.lab import PATIENT, WHOLE_FLEET, lab, make_config  # noqa: E402
+from tests.coordinator.lab import PATIENT, WHOLE_FLEET, Lab, lab, make_config  # noqa: E402
 from tests.idle_time import IdleSkippingLoop, busy_threads_counted  # noqa: E402
 from tests.wire.messages import MESSAGES  # noqa: E402
 
@@ -64,6 +67,12 @@ FALL = 0.05
 """A round with so many fewer calls needs a lower table."""
 REUSED = 0.2
 """A message may allocate so many more bytes: Python keeps small objects, and takes them again."""
+PEAK = 0.08
+"""The peak of a round may differ by so much: a thread ends a little earlier or later."""
+PEAK_ROUNDS = 8
+"""Rounds of which the least peak counts."""
+LARGE_FEATURES = 20_000
+"""Of examples of softmax regression whose model, 0.8 MB, is large beside all objects of a round."""
 CHUNKS, MORE_CHUNKS = 8, 24
 COPIED_CHUNK_BYTES = 1 << 18
 """Large enough that objects beside the bytes of a chunk do not count."""
@@ -124,6 +133,8 @@ class Costs(msgspec.Struct, frozen=True):
     """Imported before the end of the first round, by kind of process."""
     allocated: dict[str, int] = {}
     """Bytes at the peak of encoding and decoding, by name of a message."""
+    peak: dict[str, float] = {}
+    """Bytes that a round allocates at its peak: `objects`, and `model` per byte and device."""
     copied: dict[str, float] = {}
     """Of a download and an upload, bytes per byte of the blob: `frames` at both ends, `buffers`."""
     reasons: tuple[str, ...] = ()
@@ -198,6 +209,7 @@ def measure() -> Costs:
         chunk=count_chunk(),
         message={name: count_message(name) for name in sorted(MESSAGES)},
         allocated={name: allocated_by(name) for name in sorted(MESSAGES)},
+        peak=count_peak(),
         copied=count_copies(),
         packets=packets,
         hashed=hashed,
@@ -291,31 +303,20 @@ def count_round(devices: int, features: int = 60) -> tuple[Calls, int, dict[str,
         packets = 0
         hashed.clear()
 
-    async def run() -> None:
-        nonlocal packets
-        with tempfile.TemporaryDirectory() as folder:
-            async with lab(Path(folder), agents=devices, artifact=artifact) as place:
-                route = place.broker.route
+    def watch(place: Lab) -> None:
+        route = place.broker.route
 
-                def counted(*packet: Any) -> None:
-                    nonlocal packets
-                    packets += 1
-                    route(*packet)
+        def counted(*packet: Any) -> None:
+            nonlocal packets
+            packets += 1
+            route(*packet)
 
-                place.broker.route = counted  # type: ignore[assignment,method-assign]
-                place.on_progress = on_progress
-                selection = msgspec.structs.replace(WHOLE_FLEET, per_round=devices)
-                patient = msgspec.structs.replace(PATIENT, min_devices=devices)
-                config = make_config(WARM + ROUNDS - 1, selection=selection, round=patient)
-                await place.run(config)
+        place.broker.route = counted  # type: ignore[assignment,method-assign]
+        place.on_progress = on_progress
 
     real = hashlib.sha256
-    with (
-        counting() as counter,
-        mock.patch("hashlib.sha256", sha256),
-        busy_threads_counted(),
-    ):
-        anyio.run(run, backend_options={"loop_factory": StillLoop})
+    with counting() as counter, mock.patch("hashlib.sha256", sha256):
+        run_rounds(artifact, devices, WARM + ROUNDS - 1, watch)
     size = artifact.spec.layout.size_bytes
     calls = least(calls for calls, _, _ in rounds)
     per_byte = {
@@ -323,6 +324,54 @@ def count_round(devices: int, features: int = 60) -> tuple[Calls, int, dict[str,
         for part in sorted({*PARTS.values()})
     }
     return calls, min(count for _, count, _ in rounds), per_byte
+
+
+def run_rounds(artifact: Artifact, devices: int, rounds: int, watch: Callable[[Lab], None]) -> None:
+    """Run rounds of all devices in this process; `watch` sees the place before the first one."""
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with lab(Path(folder), agents=devices, artifact=artifact) as place:
+                watch(place)
+                selection = msgspec.structs.replace(WHOLE_FLEET, per_round=devices)
+                patient = msgspec.structs.replace(PATIENT, min_devices=devices)
+                await place.run(make_config(rounds, selection=selection, round=patient))
+
+    with busy_threads_counted():
+        anyio.run(run, backend_options={"loop_factory": StillLoop})
+
+
+def count_peak() -> dict[str, float]:
+    """Return the bytes that a warm round allocates at its peak, with a small and a large model."""
+    size, of_small = _peak_of(60)
+    large_size, of_large = _peak_of(LARGE_FEATURES)
+    return {
+        "objects": of_small,
+        "model": round((of_large - of_small) / (large_size - size) / DEVICES, 2),
+    }
+
+
+def _peak_of(features: int) -> tuple[int, int]:
+    """Return the bytes of a model, and the least peak of some warm rounds."""
+    artifact = load_task("softmax", (features,), 10)
+    peaks: list[int] = []
+    before = 0
+
+    def on_progress(progress: Any) -> None:
+        nonlocal before
+        _, peak = tracemalloc.get_traced_memory()
+        if progress.round.round >= WARM:
+            peaks.append(peak - before)
+        gc.collect()
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+
+    def watch(place: Lab) -> None:
+        place.on_progress = on_progress
+
+    with _tracing(), _one_thread_at_a_time():
+        run_rounds(artifact, DEVICES, WARM + PEAK_ROUNDS - 1, watch)
+    return artifact.spec.layout.size_bytes, min(peaks)
 
 
 def least(rounds: Iterator[Calls]) -> Calls:
@@ -439,6 +488,20 @@ def _tracing() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def _one_thread_at_a_time() -> Iterator[None]:
+    run_sync = anyio.to_thread.run_sync
+    limiters: list[anyio.CapacityLimiter] = []
+
+    async def run_alone(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if not limiters:
+            limiters.append(anyio.CapacityLimiter(1))
+        return await run_sync(work, *args, **{**options, "limiter": limiters[0]})
+
+    with mock.patch("anyio.to_thread.run_sync", run_alone):
+        yield
+
+
 T = TypeVar("T")
 
 
@@ -470,6 +533,9 @@ def growth(now: Costs, table: Costs) -> list[str]:
     for name, size in now.allocated.items():
         if size > table.allocated.get(name, 0) * (1 + REUSED):
             problems.append(f"message {name}: {table.allocated.get(name, 0)} -> {size} bytes")
+    for name, peak in now.peak.items():
+        if peak > table.peak.get(name, 0) * (1 + PEAK):
+            problems.append(f"a round, {name}: {table.peak.get(name, 0):g} -> {peak:g} at the peak")
     for name, share in now.copied.items():
         if share > table.copied.get(name, 0.0) + 0.01:
             problems.append(
@@ -497,6 +563,9 @@ def fall(now: Costs, table: Costs) -> list[str]:
         problems.append("a message needs fewer calls")
     if sum(now.allocated.values()) < sum(table.allocated.values()) * (1 - FALL):
         problems.append("a message allocates less")
+    for name, peak in now.peak.items():
+        if peak < table.peak.get(name, 0) * (1 - PEAK):
+            problems.append(f"a round, {name}: {table.peak.get(name, 0):g} -> {peak:g} at the peak")
     if sum(now.copied.values()) < sum(table.copied.values()) - 0.01:
         problems.append("a transfer copies less")
     if now.packets < table.packets:
@@ -558,6 +627,8 @@ def main() -> int:
     print(f"chunk, both directions {sum(now.chunk.values(), 0.0):.0f} calls")
     print(f"message, median        {np.median(list(now.message.values())):.0f} calls")
     print(f"message, median        {np.median(list(now.allocated.values())):.0f} bytes allocated")
+    print(f"round, at the peak     {now.peak['objects']:.0f} bytes of objects")
+    print(f"round, at the peak     {now.peak['model']} bytes per byte of model and device")
     for name, share in now.copied.items():
         print(f"copied, {name:<14} {share} bytes per byte of a download and an upload")
     print(f"round                  {now.packets} messages")
