@@ -1,16 +1,28 @@
 """Measure the size of the product for a new reader: python tools/measure_house.py [CHECKOUT].
 
-Static: product modules, lines, modules with one importer, class names with several meanings.
-Dynamic: the modules and functions that one warm round uses, with a real coordinator, real agents
-and a broker in memory, in one process. `CHECKOUT` may be an older tree (from 4e2efb5 on), so that
-two trees are comparable.
+* Files: product modules, lines, modules with one importer, class names with several meanings.
+* Rounds: modules and functions that one warm round uses, the least of `REPEATS` rounds: a live
+  round of RBCS-F, a bare live round (FedAvg, uniform selection, no feature), the quickstart live
+  (its configuration; digits are random examples), and the quickstart replayed. Live rounds have a
+  real coordinator, real agents and a broker in memory, in one process.
+* Features: modules of features that are off and that the bare round passes, or that a bare run
+  imports before its first round has ended.
+* Core: imports that lead from the core into the rooms that may be deleted.
+* Changes: product files that name a column, a measure, a key, a phase, a codec or a selector.
+
+`CHECKOUT` may be an older tree (from 4e2efb5 on), so that two trees are comparable; a count that it
+does not have is `-`.
 """
 
 import ast
+import json
+import re
 import sys
 import tempfile
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -19,7 +31,70 @@ ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).res
 PACKAGES = ("wire", "device_agent", "coordinator", "profiles", "testbed")
 SMALL_LINES = 60
 WARM_ROUND = 3
-"""The round that is counted; the first ones also load models and open sessions."""
+"""The first round that is counted; the ones before also load models and open sessions."""
+REPEATS = 5
+"""Rounds whose counts are taken; the least counts, as timers fall into some of them."""
+ROOMS = ("lab", "cluster", "remote", "web", "metrics", "notify")
+"""Folders of the test bed that may be deleted."""
+ROOM_FILES = ("testbed/experiment/notify.py", "testbed/run/notify.py", "testbed/run/notifier.py")
+"""Files of a room beside its folder."""
+FEATURES = {
+    "explanation": ("coordinator/algorithms/selection/explanation.py",),
+    "fairness tables": ("coordinator/algorithms/fairness.py",),
+    "alerts": ("coordinator/state/alerts.py", "coordinator/rounds/alert_monitor.py"),
+    "loss queries": (
+        "coordinator/rounds/loss_query.py",
+        "coordinator/state/loss_query.py",
+        "testbed/replay/engine/loss_query.py",
+    ),
+    "own data": ("coordinator/rounds/own_data.py",),
+    "personal models": (
+        "coordinator/rounds/personal_scores.py",
+        "device_agent/ditto.py",
+        "device_agent/stored_vector.py",
+        "testbed/replay/personal.py",
+    ),
+    "local rules": (
+        "coordinator/algorithms/local_training.py",
+        "device_agent/local_training.py",
+        "wire/local_training.py",
+    ),
+    "attackers and defences": (
+        "coordinator/algorithms/aggregation/defence.py",
+        "testbed/emulation/malicious.py",
+        "testbed/experiment/malicious.py",
+        "testbed/replay/engine/claims.py",
+    ),
+    "context check": ("coordinator/algorithms/estimation/context_check.py",),
+    "limits": (
+        "coordinator/algorithms/selection/miss_limit.py",
+        "coordinator/algorithms/aggregation/max_weight.py",
+    ),
+    "privacy": ("device_agent/privacy.py", "testbed/experiment/noise.py"),
+    "energy": ("device_agent/power.py", "testbed/emulation/power.py"),
+    "cells": (
+        "testbed/emulation/cell.py",
+        "testbed/experiment/cells.py",
+        "testbed/backends/network/cell_waits.py",
+        "testbed/replay/world/shared_air.py",
+    ),
+    "dilation": ("testbed/host/dilation.py",),
+    "codecs": ("wire/codecs/half.py", "wire/codecs/int8.py", "wire/codecs/top_k.py"),
+}
+"""Modules of each feature; a file that a tree does not have does not count."""
+CHANGES = {
+    "a column of the exchange": "weight_share",
+    "a column that the host measures": "cell_wait_s",
+    "a measure": r"queues_mean_sum|QUEUE_MEAN_SUM",
+    "a key": "loss_query_timeout_s",
+    "a phase": "load_s",
+    "a codec": "top-k|TOP_K|top_k",
+    "a selector": "oort|Oort",
+}
+"""The words by which the files of one change are found."""
+
+Passed = set[tuple[str, int]]
+"""Functions that a round passed: file, relative to the checkout, and first line."""
 
 
 def count_files() -> None:
@@ -27,66 +102,188 @@ def count_files() -> None:
     files = {_module(path): path for package in PACKAGES for path in _files(package)}
     importers: dict[str, set[str]] = defaultdict(set)
     classes: dict[str, int] = defaultdict(int)
+    into_rooms: set[tuple[str, str]] = set()
     for module, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             for name in _imported(node):
                 if name in files and name != module:
                     importers[name].add(module)
+                    if _is_in_room(files[name]) and not _is_in_room(path):
+                        into_rooms.add((module, name))
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] += 1
     own = {name: path for name, path in files.items() if path.name != "__init__.py"}
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in own.items()}
     single = [name for name in own if len(importers[name]) == 1]
-    print(f"product modules              {len(own)}")
-    print(f"product lines                {sum(lines.values())}")
-    print(f"modules with one importer    {len(single)}")
-    print(f"  of them under {SMALL_LINES} lines      {sum(lines[n] < SMALL_LINES for n in single)}")
+    print(f"product modules               {len(own)}")
+    print(f"product lines                 {sum(lines.values())}")
+    print(f"modules with one importer     {len(single)}")
+    small = sum(lines[name] < SMALL_LINES for name in single)
+    print(f"  of them under {SMALL_LINES} lines       {small}")
     print(f"class names of several things {sum(count > 1 for count in classes.values())}")
+    print(f"imports of rooms by the core  {len(into_rooms)}")
 
 
-def count_round() -> None:
-    """Print the number of product modules and functions that one warm round uses."""
+def count_changes() -> None:
+    """Print how many product files name each of some things that were added once."""
+    texts = [path.read_text(encoding="utf-8") for package in PACKAGES for path in _files(package)]
+    for what, words in CHANGES.items():
+        count = sum(bool(re.search(rf"\b({words})\b", text)) for text in texts)
+        print(f"files that name {what + ',':<32} {words.partition('|')[0]}: {count}")
+
+
+def count_rounds() -> None:
+    """Print the modules and functions of each kind of round, and features that are absent."""
     sys.path.insert(0, str(ROOT))
+    for name, run in {"": _live, "bare ": _bare, "quickstart, live ": _quickstart}.items():
+        passed = _or_none(run)
+        _print_round(f"{name}warm round", passed)
+        if run is _bare:
+            _print_features(passed)
+    _print_round("quickstart, replayed round", _or_none(_replayed))
+
+
+def _or_none(run: Callable[[], Passed]) -> Passed | None:
+    """Return the functions of a round; None if the tree has not what it needs."""
+    try:
+        return run()
+    except (AttributeError, ImportError, TypeError) as exc:
+        print(f"{run.__name__.strip('_')}: {type(exc).__name__}: {exc}", file=sys.stderr)
+        return None
+
+
+def _print_round(name: str, passed: Passed | None) -> None:
+    modules = "-" if passed is None else len({path for path, _ in passed})
+    functions = "-" if passed is None else len(passed)
+    print(f"{name + ':':<29} {modules} modules, {functions} functions")
+
+
+def _print_features(passed: Passed | None) -> None:
+    """Print the modules of absent features that the bare round passes, and those it imports."""
+    feature_of = {path: name for name, paths in FEATURES.items() for path in paths}
+    found = {path for path, _ in passed or () if path in feature_of}
+    count = "-" if passed is None else len(found)
+    print(f"  of absent features, passed  {count} modules")
+    for path in sorted(found):
+        print(f"    {feature_of[path]}: {path}")
+    table = ROOT / "tests" / "costs.json"
+    if table.exists():
+        kinds = json.loads(table.read_text(encoding="utf-8")).get("modules", {})
+        names = {name for modules in kinds.values() for name in modules}
+        imported = {path for path in feature_of if _as_import(path) in names}
+        print(
+            f"  of absent features, imported {len(imported)} modules: {' '.join(sorted(imported))}"
+        )
+
+
+def _as_import(path: str) -> str:
+    return "fairbed." + path.removesuffix(".py").replace("/", ".")
+
+
+@contextmanager
+def _noting() -> Iterator[Callable[[], None]]:
+    """Yield a function that begins a round; the functions of each round are in `_noting.rounds`."""
+    passed: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            passed.add(frame.f_code)
+
+    def begin() -> None:
+        rounds.append(_functions(passed))
+        passed.clear()
+
+    rounds.clear()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield begin
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+rounds: list[Passed] = []
+"""Functions of each round so far."""
+
+
+def _least() -> Passed:
+    """Return the warm round with the fewest functions."""
+    return min(rounds[WARM_ROUND - 1 :], key=len)
+
+
+def _functions(codes: set[CodeType]) -> Passed:
+    found: Passed = set()
+    for code in codes.copy():
+        path = Path(code.co_filename).resolve()
+        if path.is_relative_to(ROOT) and not code.co_name.startswith("<"):
+            name = path.relative_to(ROOT)
+            if name.parts[0] in PACKAGES:
+                found.add((str(name), code.co_firstlineno))
+    return found
+
+
+def _live() -> Passed:
+    """RBCS-F, two of three devices."""
+    return _in_lab({})
+
+
+def _bare() -> Passed:
+    """FedAvg of all three devices, uniform selection, no evaluation."""
+    from fairbed.coordinator.policy.config import EvaluationConfig
+    from tests.coordinator.lab import WHOLE_FLEET
+
+    return _in_lab({"selection": WHOLE_FLEET, "evaluation": EvaluationConfig(every=0)})
+
+
+def _quickstart() -> Passed:
+    """RBCS-F, four of twelve devices, with the keys of examples/quickstart.toml."""
+    import msgspec
+
+    from fairbed.coordinator.policy.config import SelectionConfig, TrainingConfig
+
+    text = (ROOT / "examples" / "quickstart.toml").read_bytes()
+    experiment = msgspec.toml.decode(text)
+    sections = {
+        "selection": msgspec.convert(experiment["selection"], SelectionConfig),
+        "training": msgspec.convert(experiment["training"] | {"epochs": 1}, TrainingConfig),
+    }
+    return _in_lab(sections, devices=sum(group["count"] for group in experiment["fleet"]))
+
+
+def _in_lab(sections: dict[str, Any], devices: int = 3) -> Passed:
     import anyio
 
     from tests.coordinator.lab import lab, make_config
 
-    passed: set[CodeType] = set()
-    is_counted = threading.Event()
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and is_counted.is_set():
-            passed.add(frame.f_code)
-
-    def on_progress(progress: Any) -> None:
-        if progress.round.round == WARM_ROUND - 1:
-            is_counted.set()
-        else:
-            is_counted.clear()
-
-    async def run() -> None:
+    async def run(begin: Callable[[], None]) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with lab(Path(folder)) as place:
-                place.on_progress = on_progress
-                await place.run(make_config(rounds=WARM_ROUND + 1))
+            async with lab(Path(folder), agents=devices) as place:
+                place.on_progress = lambda progress: begin()
+                await place.run(make_config(WARM_ROUND + REPEATS, devices, **sections))
 
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        anyio.run(run)
-    finally:
-        sys.setprofile(None)
-    functions = {
-        (path, code.co_firstlineno)
-        for code in passed
-        if (path := Path(code.co_filename).resolve()).is_relative_to(ROOT)
-        and path.relative_to(ROOT).parts[0] in PACKAGES
-        and not code.co_name.startswith("<")
-    }
-    print(f"modules of a warm round      {len({path for path, _ in functions})}")
-    print(f"functions of a warm round    {len(functions)}")
+    with _noting() as begin:
+        anyio.run(run, begin)
+        return _least()
+
+
+def _replayed() -> Passed:
+    """The quickstart on the virtual clock."""
+    from fairbed.testbed.experiment.file import load_experiment
+    from fairbed.testbed.replay.run import replay_experiment
+
+    experiment = load_experiment(ROOT / "examples" / "quickstart.toml", {"rounds": 10})
+    with tempfile.TemporaryDirectory() as folder, _noting() as begin:
+        replay_experiment(experiment, Path(folder) / "run", "house", lambda replayed: begin())
+        return _least()
+
+
+def _is_in_room(path: Path) -> bool:
+    name = path.relative_to(ROOT)
+    in_folder = name.parts[0] == "testbed" and len(name.parts) > 2 and name.parts[1] in ROOMS
+    return in_folder or str(name) in ROOM_FILES
 
 
 def _files(package: str) -> list[Path]:
@@ -108,6 +305,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(f"checkout                     {ROOT.name}")
+    print(f"checkout                      {ROOT.name}")
     count_files()
-    count_round()
+    count_changes()
+    count_rounds()
