@@ -15,8 +15,10 @@ Source:
     (arXiv:2012.04221); `dynamic` is in the authors' code alone.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
@@ -25,10 +27,14 @@ from numpy.typing import NDArray
 from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.device_agent.host import Meter
+from fairbed.device_agent.stored_vector import PERSONAL, StoredVector, VectorStore
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
+from fairbed.wire.artifact import TaskSpec, initial_vector
 from fairbed.wire.evaluation import Targets
 from fairbed.wire.local_training import Step
 from fairbed.wire.messages import Personal
+
+_log = logging.getLogger(__name__)
 
 LEAST_VALIDATION = 4
 """A device with fewer validation examples takes the fixed lambda."""
@@ -149,3 +155,50 @@ NO_CANDIDATE = (
     "training: the validation loss must be finite with one lambda at least, got none; "
     "lower learning_rate or set clip_norm"
 )
+
+
+class PersonalModel:
+    """The personal model v_k of this device, which it keeps in a file.
+
+    Args:
+        state: Folder of the file.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._store = VectorStore(state, PERSONAL)
+        self._unscored: StoredVector | None = None
+        """The model of the last round, until it is scored."""
+
+    def load(
+        self, task: bytes, personal: Personal, round_id: int, size: int, meter: Meter
+    ) -> StoredVector | None:
+        """Return the model before a round, shape (size,); None if the device has none.
+
+        A repeated round does not train it again: model and mini-batches are the same.
+        """
+        old = self._store.load(task, personal.run, size)
+        if old is not None:
+            meter.read(old.vector.nbytes)
+            if old.round == round_id:
+                self._unscored = old
+        return old
+
+    def first(
+        self, spec: TaskSpec, personal: Personal, round_id: int, w_t: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return the model at which a new personal model begins, shape (n_values,)."""
+        if personal.init_seed is None:
+            _log.info("personal model: begins at the global model of round %d", round_id)
+            return w_t
+        _log.info("personal model: begins at the model before round 1")
+        return initial_vector(spec, personal.init_seed)
+
+    def keep(self, model: StoredVector) -> None:
+        """Save the model after a round."""
+        self._store.save(model)
+        self._unscored = model
+
+    def take_unscored(self) -> StoredVector | None:
+        """Return the model of the last round, if it was not scored; it then counts as scored."""
+        model, self._unscored = self._unscored, None
+        return model

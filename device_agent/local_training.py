@@ -5,15 +5,19 @@ personal models of Ditto are `Proximal`; PropFair is `PropFair`; plug-ins are `w
 """
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.device_agent.host import Meter
 from fairbed.device_agent.installed import known_rules
+from fairbed.device_agent.stored_vector import KEPT, StoredVector, VectorStore
 from fairbed.wire.local_training import NOUN, LocalRule, Step, Trained, vector_names
-from fairbed.wire.messages import LOCAL_RULES_GROUP
+from fairbed.wire.messages import LOCAL_RULES_GROUP, LocalTraining, Train
 from fairbed.wire.plugins import PluginError, described, factory_of, is_path, users_code
+from fairbed.wire.tensors import Layout
 
 Vector = NDArray[np.float32]
 T = TypeVar("T")
@@ -213,6 +217,84 @@ class GuardedRule:
             "to check it",
             f"{where} {what}",
         )
+
+
+class LocalRules:
+    """The local rules of a device: the one of a round, and the vectors that it keeps.
+
+    Args:
+        allowed: Paths of rules that the owner of this device allows.
+        state: Folder of the kept vectors.
+    """
+
+    def __init__(self, allowed: Collection[str], state: Path) -> None:
+        self._allowed, self._kept = allowed, VectorStore(state, KEPT)
+        self._made: tuple[LocalTraining, GuardedRule] | None = None
+        """The rule of the last round, and what named it."""
+
+    def of(self, train: Train, local: LocalTraining) -> GuardedRule:
+        """Return the local rule of a round.
+
+        Raises:
+            PluginError: This device does not allow it, lacks it, or has another version of it.
+        """
+        made = self._made
+        if made is None or (made[0].rule, made[0].options) != (local.rule, local.options):
+            rule = allowed_rule(local.rule, dict(local.options), self._allowed)
+            made = self._made = local, rule
+        rule, coding = made[1], train.coding
+        counts = len(rule.sent), len(rule.returned)
+        if counts != (coding.sent, coding.returned):
+            raise PluginError(
+                f"local rule {local.rule}: must send and return as many vectors as the "
+                f"coordinator's, {coding.sent} and {coding.returned}, got "
+                f"{counts[0]} and {counts[1]}; install the same version on both"
+            )
+        return rule
+
+    def kept(
+        self, task: bytes, local: LocalTraining, rule: GuardedRule, n_params: int, meter: Meter
+    ) -> dict[str, Vector]:
+        """Return the vectors that a rule keeps, by name, each of shape (n_params,).
+
+        Those after the last round count only if its update was merged, else those before it.
+        """
+        if not rule.kept:
+            return {}
+        stored = self._kept.load(task, local.run, 2 * len(rule.kept) * n_params)
+        if stored is None:
+            return {name: np.zeros(n_params, np.float32) for name in rule.kept}
+        meter.read(stored.vector.nbytes)
+        before, after = stored.vector.reshape(2, len(rule.kept), n_params)
+        valid = after if stored.round == local.merged else before
+        return dict(zip(rule.kept, valid, strict=True))
+
+    def keep(
+        self,
+        task: bytes,
+        local: LocalTraining,
+        round_id: int,
+        before: Mapping[str, Vector],
+        after: Mapping[str, Vector],
+    ) -> None:
+        """Save the vectors that a rule keeps, from before the round and after it."""
+        if after:
+            both = np.concatenate([*before.values(), *(after[name] for name in before)])
+            self._kept.save(StoredVector(task, local.run, round_id, both))
+
+
+def sent_vectors(received: Vector, layout: Layout, rule: GuardedRule) -> dict[str, Vector]:
+    """Return the vectors that follow a model, by name, each of shape (n_params,).
+
+    Args:
+        received: The model and the vectors, shape (n,).
+        layout: Layout of the model without them.
+        rule: Names them.
+    """
+    if not rule.sent:
+        return {}
+    vectors = received[layout.n_values :].reshape(len(rule.sent), layout.n_params)
+    return dict(zip(rule.sent, vectors, strict=True))
 
 
 def _read_only(array: NDArray[Number]) -> NDArray[Number]:

@@ -18,10 +18,12 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from fairbed.device_agent.host import Meter
+from fairbed.wire.artifact import TaskSpec, initial_vector
 from fairbed.wire.codec import unpack
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import RoundId, Sha256
-from fairbed.wire.tensors import BYTES_PER_VALUE, vector_from_bytes, vector_to_bytes
+from fairbed.wire.messages import LocalValues, RoundId, Sha256
+from fairbed.wire.tensors import BYTES_PER_VALUE, vector_from_bytes, vector_to_bytes, with_values
 
 _log = logging.getLogger(__name__)
 
@@ -168,3 +170,49 @@ class VectorStore:
             os.fsync(folder)  # the new name, too, must outlast a power loss
         finally:
             os.close(folder)
+
+
+class LocalValueStore:
+    """The values of a model that this device keeps for itself (`wire.tensors.Layout.local`).
+
+    Args:
+        state: Folder of the file.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._store = VectorStore(state, LOCAL)
+
+    def put_into(
+        self,
+        received: NDArray[np.float32],
+        spec: TaskSpec,
+        task: bytes,
+        values: LocalValues,
+        meter: Meter,
+    ) -> NDArray[np.float32]:
+        """Return a model, shape (n_values,), with the values that this device keeps.
+
+        Those after the last round count only if its update was merged, else those before it.
+        """
+        local, first, stored = spec.layout.local, values.merged is None, None
+        if not first:
+            stored = self._store.load(task, values.run, 2 * local.size)
+        if stored is None:
+            if not first:
+                _log.warning("local values: lost; they begin at those of the model before round 1")
+            return with_values(received, local, initial_vector(spec, values.init_seed)[local])
+        meter.read(stored.vector.nbytes)
+        before, after = stored.vector.reshape(2, local.size)
+        return with_values(received, local, after if stored.round == values.merged else before)
+
+    def keep(
+        self,
+        task: bytes,
+        values: LocalValues,
+        round_id: int,
+        before: NDArray[np.float32],
+        after: NDArray[np.float32],
+    ) -> None:
+        """Save the values that this device keeps, from before the round and after it."""
+        both = np.concatenate([before, after])
+        self._store.save(StoredVector(task, values.run, round_id, both))

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Engine, Examples, parts
 from fairbed.device_agent.host import Meter
-from fairbed.device_agent.local_training import GradientRule, GuardedRule, Proximal
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.buckets import buckets_of, cut_batches
 from fairbed.wire.evaluation import (
@@ -23,11 +22,14 @@ from fairbed.wire.evaluation import (
     positions_of,
     unlabelled,
 )
-from fairbed.wire.local_training import Step, Trained
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.preparation import PADDING
 from fairbed.wire.scale import scale_of, unscaled
 from fairbed.wire.tensors import batch_text
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.local_training import GradientRule
+    from fairbed.wire.local_training import Trained
 
 
 def draw_examples(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
@@ -86,7 +88,7 @@ def train(
     meter: Meter,
     should_stop: Callable[[], bool],
     anchor: NDArray[np.float32] | None = None,
-    rule: GradientRule | None = None,
+    rule: "GradientRule | None" = None,
     vectors: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> TrainResult:
     """Train by mini-batch SGD, starting from the global model or, for Ditto, from a personal one.
@@ -168,6 +170,10 @@ def train(
     if not np.isfinite(work).all():
         raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps, x)
     loss_train = loss_sum / seen if seen else None
+    if rule is None:
+        return TrainResult(work, steps, loss_train)
+    from fairbed.device_agent.local_training import GuardedRule
+
     if not isinstance(rule, GuardedRule):
         return TrainResult(work, steps, loss_train)
     kept, returned = rule.end(descent.trained(np.array(steps)))
@@ -262,7 +268,7 @@ class Descent:
         params: NDArray[np.float32],
         hyperparameters: Hyperparameters,
         anchor: NDArray[np.float32],
-        rule: GradientRule | None = None,
+        rule: "GradientRule | None" = None,
         vectors: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
         self._params = params
@@ -271,7 +277,7 @@ class Descent:
         self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
         self._rule = rule
         self._vectors = {} if vectors is None else vectors
-        self._rules = list[GradientRule]([] if rule is None else [rule])
+        self._rules = list["GradientRule"]([] if rule is None else [rule])
         self._pull: NDArray[np.float32] | None = None
         if self.is_plain and hyperparameters.proximal:
             # w - eta (g + mu (w - w_t)) = (1 - eta mu) w + eta mu w_t - eta g reads memory half as
@@ -281,6 +287,8 @@ class Descent:
                 self._rest = np.float32(1.0 - share)
                 self._pull = (np.float32(1.0) - self._rest) * anchor
         elif hyperparameters.proximal:
+            from fairbed.device_agent.local_training import Proximal
+
             self._rules.append(Proximal(hyperparameters.proximal))
 
     @property
@@ -315,6 +323,8 @@ class Descent:
         Raises:
             PluginError: The rule breaks its contract.
         """
+        from fairbed.wire.local_training import Step
+
         step = Step(
             params=self._params[part],
             gradient=gradient,
@@ -366,16 +376,22 @@ class Descent:
                 params *= self._rest
             params -= direction
 
-    def trained(self, steps: NDArray[np.int64]) -> Trained:
+    def trained(self, steps: NDArray[np.int64]) -> "Trained":
         """Return the description of the round after its last step, for a rule.
 
         Args:
             steps: Mini-batches of each model, shape (...).
         """
+        from fairbed.wire.local_training import Trained
+
         return Trained(self._params, self._anchor, steps, self._vectors, self._h.learning_rate)
 
     def _vectors_of(self, part: slice | EllipsisType) -> Mapping[str, NDArray[np.float32]]:
-        if part is ... or not isinstance(self._rule, GuardedRule):
+        if part is ... or self._rule is None:
+            return self._vectors
+        from fairbed.device_agent.local_training import GuardedRule
+
+        if not isinstance(self._rule, GuardedRule):
             return self._vectors
         kept = {name: self._vectors[name][part] for name in self._rule.kept}
         return {**self._vectors, **kept}

@@ -7,12 +7,12 @@ measures a real cold start. A `Stopwatch` measures the phases as consecutive lap
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from fairbed.device_agent import trainer
 from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.coding import Coder
-from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Engine, Examples, OpenEngine, self_check
 from fairbed.device_agent.engines.choose import open_engine as open_by_kind
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
@@ -42,28 +41,30 @@ from fairbed.device_agent.jobs import (
     TrainedUpdate,
     TrainingJob,
 )
-from fairbed.device_agent.local_training import GuardedRule, allowed_rule
 from fairbed.device_agent.memory import release_memory, trim_heap
-from fairbed.device_agent.privacy import buffers_problem, owner_problem, privatised
 from fairbed.device_agent.state.lifecycle import Event
-from fairbed.device_agent.stored_vector import KEPT, LOCAL, PERSONAL, StoredVector, VectorStore
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
-from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, initial_vector
+from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.evaluation import Quality, Targets, positions_of
 from fairbed.wire.labels import Classes
 from fairbed.wire.messages import (
     EvaluateRequest,
+    LocalTraining,
     LocalValues,
     Manifest,
-    OptionValue,
     Personal,
     Train,
 )
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.scale import Scale, other_scale, scale_of
-from fairbed.wire.tensors import Layout, vector_from_bytes
+from fairbed.wire.tensors import Layout, vector_from_bytes, with_values
 from fairbed.wire.transfer import Download
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.ditto import PersonalModel
+    from fairbed.device_agent.local_training import GuardedRule, LocalRules
+    from fairbed.device_agent.stored_vector import LocalValueStore
 
 _log = logging.getLogger(__name__)
 
@@ -116,15 +117,6 @@ class _Model:
     """Shape (n_values,), and what a local rule sends with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _MadeRule:
-    """The local rule of the last round."""
-
-    name: str
-    options: tuple[tuple[str, OptionValue], ...]
-    rule: GuardedRule
-
-
 class _RoundStopped(Exception):
     """The round was stopped."""
 
@@ -165,10 +157,11 @@ class TrainingWork:
         self._min_noise_multiplier = min_noise_multiplier
         self._host = host
         self._cache = cache
-        self._personal, self._kept = VectorStore(state, PERSONAL), VectorStore(state, KEPT)
-        self._local = VectorStore(state, LOCAL)
+        self._state = state
         self._allowed_rules = allowed_rules
-        self._rule: _MadeRule | None = None
+        self._personal: PersonalModel | None = None
+        self._local_rules: LocalRules | None = None
+        self._local_values: LocalValueStore | None = None
         self._optimised = OptimisedGraphs(cache)
         self._open_engine = open_engine or partial(
             open_by_kind, models=allowed_models, optimised=self._optimised
@@ -180,8 +173,6 @@ class TrainingWork:
         """The last engine that was opened; it is as large as the model, so it is not kept here."""
         self._coder = Coder()
         self._evaluated: _Model | None = None
-        self._unscored: StoredVector | None = None
-        """The personal model of the last round, until it is scored."""
 
     @property
     def engine(self) -> Engine | None:
@@ -220,6 +211,10 @@ class TrainingWork:
 
     def owner_problem(self, request: Train | EvaluateRequest) -> str:
         """Return why the owner of this device forbids a request; empty if it is allowed."""
+        if not self._min_noise_multiplier:
+            return ""
+        from fairbed.device_agent.privacy import owner_problem
+
         return owner_problem(request, self._min_noise_multiplier)
 
     def drop_evaluated(self) -> None:
@@ -287,7 +282,9 @@ class TrainingWork:
 
     def drop(self) -> None:
         """Free session and data, and return the memory to the system."""
-        self._loaded = self._evaluated = self._unscored = None
+        self._loaded = self._evaluated = None
+        if self._personal is not None:
+            self._personal.take_unscored()
         release_memory()
 
     def compute(self, job: TrainingJob) -> TrainedUpdate:
@@ -372,6 +369,8 @@ class TrainingWork:
             raise NotPrepared(NO_TASK)
         layout = task.spec.layout
         if train.privacy is not None:
+            from fairbed.device_agent.privacy import buffers_problem
+
             problem = buffers_problem(layout)
             if problem:
                 raise RoundFailed(problem)
@@ -387,7 +386,8 @@ class TrainingWork:
             job.progress(pending)
             pending = []
         with self._section("load", job.should_stop) as meter:
-            loaded, rule = self._load(task, meter), self._rule_for(train)
+            loaded = self._load(task, meter)
+            rule = None if train.local is None else self._rule_for(train, train.local)
             vector = self._with_local_values(task, train.local_values, w_t, meter)
         watch.lap("load")
         pending.append(Event.LOADED)
@@ -403,7 +403,10 @@ class TrainingWork:
 
         cpu_s = time.thread_time()
         with self._section("train", job.should_stop) as meter:
-            before = self._kept_vectors(task, train, rule, meter)
+            before: dict[str, NDArray[np.float32]] = {}
+            sent_vectors: dict[str, NDArray[np.float32]] = {}
+            if rule is not None and train.local is not None:
+                sent_vectors, before = self._vectors_of(task, rule, train.local, received, meter)
             result = trainer.train(
                 loaded.engine,
                 vector,
@@ -414,13 +417,18 @@ class TrainingWork:
                 meter,
                 job.should_stop,
                 rule=rule,
-                vectors={**_sent_vectors(received, layout, rule), **before},
+                vectors={**sent_vectors, **before},
             )
         cpu_s = time.thread_time() - cpu_s
         if job.should_stop():
             raise _RoundStopped
-        self._keep_vectors(task, train, before, result.kept)
-        self._keep_local_values(task, train, vector, result.vector)
+        if self._local_rules is not None and train.local is not None:
+            kept = before, result.kept
+            self._local_rules.keep(_hash_of(task), train.local, train.round, *kept)
+        if self._local_values is not None and train.local_values is not None:
+            local, values = layout.local, train.local_values
+            after = vector[local], result.vector[local]
+            self._local_values.keep(_hash_of(task), values, train.round, *after)
         watch.lap("train")
         self._host.sensors.clock_ratio()  # records the clock while the processor is still busy
 
@@ -430,11 +438,13 @@ class TrainingWork:
 
         with self._section("encode", job.should_stop):
             behaviour, local = self._host.behaviour, layout.local
-            trained = _with(result.vector, local, w_t[local])
+            trained = with_values(result.vector, local, w_t[local])
             if train.privacy is not None:
+                from fairbed.device_agent.privacy import privatised
+
                 normals = self._host.noise.stream(train.seed)
                 trained = privatised(w_t, trained, train.privacy, normals)
-                trained = _with(trained, local, w_t[local])
+                trained = with_values(trained, local, w_t[local])
             sent = behaviour.update(w_t, trained, layout.n_params, train.seed)
             if result.returned:
                 sent = np.concatenate([sent, *result.returned.values()])
@@ -451,105 +461,58 @@ class TrainingWork:
             loss_train=_not_negative(result.loss_train) if train.privacy is None else None,
         )
 
-    def _rule_for(self, request: Train) -> GuardedRule | None:
-        """Return the local rule of a round; None is SGD.
+    def _rule_for(self, train: Train, local: LocalTraining) -> "GuardedRule":
+        """Return the local rule of a round.
 
         Raises:
             PluginError: This device does not allow it, lacks it, or has another version of it.
         """
-        local, made = request.local, self._rule
-        if local is None:
-            return None
-        if made is None or (made.name, made.options) != (local.rule, local.options):
-            rule = allowed_rule(local.rule, dict(local.options), self._allowed_rules)
-            made = self._rule = _MadeRule(local.rule, local.options, rule)
-        counts = len(made.rule.sent), len(made.rule.returned)
-        if counts != (request.coding.sent, request.coding.returned):
-            raise PluginError(
-                f"local rule {local.rule}: must send and return as many vectors as the "
-                f"coordinator's, {request.coding.sent} and {request.coding.returned}, got "
-                f"{counts[0]} and {counts[1]}; install the same version on both"
-            )
-        return made.rule
+        if self._local_rules is None:
+            from fairbed.device_agent.local_training import LocalRules
 
-    def _kept_vectors(
-        self, task: _PreparedTask, train: Train, rule: GuardedRule | None, meter: Meter
-    ) -> dict[str, NDArray[np.float32]]:
-        """Return the vectors that a rule keeps, by name, each of shape (n_params,).
+            self._local_rules = LocalRules(self._allowed_rules, self._state)
+        return self._local_rules.of(train, local)
 
-        Those after the last round count only if its update was merged, else those before it.
-        """
-        local, n_params = train.local, task.spec.layout.n_params
-        if rule is None or local is None or not rule.kept:
-            return {}
-        size = 2 * len(rule.kept) * n_params
-        stored = self._kept.load(_hash_of(task), local.run, size)
-        if stored is None:
-            return {name: np.zeros(n_params, np.float32) for name in rule.kept}
-        meter.read(stored.vector.nbytes)
-        before, after = stored.vector.reshape(2, len(rule.kept), n_params)
-        valid = after if stored.round == local.merged else before
-        return dict(zip(rule.kept, valid, strict=True))
-
-    def _keep_vectors(
+    def _vectors_of(
         self,
         task: _PreparedTask,
-        train: Train,
-        before: Mapping[str, NDArray[np.float32]],
-        after: Mapping[str, NDArray[np.float32]],
-    ) -> None:
-        """Save the vectors that a rule keeps, from before the round and after it."""
-        if train.local is not None and after:
-            both = np.concatenate([*before.values(), *(after[name] for name in before)])
-            self._kept.save(StoredVector(_hash_of(task), train.local.run, train.round, both))
+        rule: "GuardedRule",
+        local: LocalTraining,
+        received: NDArray[np.float32],
+        meter: Meter,
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
+        """Return the vectors that were sent to a rule, and those that it keeps, by name."""
+        from fairbed.device_agent.local_training import sent_vectors
+
+        assert self._local_rules is not None, "a rule is made by `_rule_for`"
+        layout = task.spec.layout
+        kept = self._local_rules.kept(_hash_of(task), local, rule, layout.n_params, meter)
+        return sent_vectors(received, layout, rule), kept
 
     def _with_local_values(
         self,
         task: _PreparedTask,
-        local_values: LocalValues | None,
+        values: LocalValues | None,
         received: NDArray[np.float32],
         meter: Meter,
     ) -> NDArray[np.float32]:
         """Return a model, shape (n_values,), with the values that this device keeps.
 
-        Those after the last round count only if its update was merged, else those before it.
-
         Raises:
             RoundFailed: The task has such values, and the message does not name them.
         """
-        local = task.spec.layout.local
-        if not local.size:
+        if not task.spec.layout.local.size:
             return received
-        if local_values is None:
+        if values is None:
             raise RoundFailed(
                 "model: the coordinator must name the run of the values that this device keeps, "
                 "got none; update the coordinator"
             )
-        first, stored = local_values.merged is None, None
-        if not first:
-            stored = self._local.load(_hash_of(task), local_values.run, 2 * local.size)
-        if stored is None:
-            if not first:
-                _log.warning("local values: lost; they begin at those of the model before round 1")
-            return _with(received, local, initial_vector(task.spec, local_values.init_seed)[local])
-        meter.read(stored.vector.nbytes)
-        before, after = stored.vector.reshape(2, local.size)
-        return _with(received, local, after if stored.round == local_values.merged else before)
+        if self._local_values is None:
+            from fairbed.device_agent.stored_vector import LocalValueStore
 
-    def _keep_local_values(
-        self,
-        task: _PreparedTask,
-        train: Train,
-        before: NDArray[np.float32],
-        after: NDArray[np.float32],
-    ) -> None:
-        """Save the values that this device keeps, from before the round and after it."""
-        local = task.spec.layout.local
-        if train.local_values is not None and local.size:
-            both = np.concatenate([before[local], after[local]])
-            self._local.save(
-                StoredVector(_hash_of(task), train.local_values.run, train.round, both)
-            )
+            self._local_values = LocalValueStore(self._state)
+        return self._local_values.put_into(received, task.spec, _hash_of(task), values, meter)
 
     def _train_personal(
         self,
@@ -562,18 +525,18 @@ class TrainingWork:
     ) -> None:
         """Train the personal model v_k from its last value, and save it.
 
-        A repeated round does not train it again: model and mini-batches are the same. If it
-        diverges or cannot be saved, the global training goes on.
+        If it diverges or cannot be saved, the global training goes on.
         """
+        from fairbed.device_agent.ditto import PersonalModel, train_personal
+        from fairbed.device_agent.stored_vector import StoredVector
+
+        kept = self._personal = self._personal or PersonalModel(self._state)
         task_sha256 = _hash_of(task)
         with self._section("train", should_stop) as meter:
-            old = self._personal.load(task_sha256, personal.run, len(w_t))
-            if old is not None:
-                meter.read(old.vector.nbytes)
-                if old.round == train.round:
-                    self._unscored = old
-                    return
-        start = self._first_personal(task, train, personal, w_t) if old is None else old.vector
+            old = kept.load(task_sha256, personal, train.round, len(w_t), meter)
+        if old is not None and old.round == train.round:
+            return
+        start = kept.first(task.spec, personal, train.round, w_t) if old is None else old.vector
         with self._taking_turns(should_stop) as (meter, validating):
             try:
                 trained = train_personal(
@@ -593,22 +556,10 @@ class TrainingWork:
                 trained = start
         if should_stop():
             raise _RoundStopped
-        model = StoredVector(task_sha256, personal.run, train.round, trained)
-        self._personal.save(model)
-        self._unscored = model
-
-    def _first_personal(
-        self, task: _PreparedTask, train: Train, personal: Personal, w_t: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        """Return the model at which a new personal model begins, shape (n_values,)."""
-        if personal.init_seed is None:
-            _log.info("personal model: begins at the global model of round %d", train.round)
-            return w_t
-        _log.info("personal model: begins at the model before round 1")
-        return initial_vector(task.spec, personal.init_seed)
+        kept.keep(StoredVector(task_sha256, personal.run, train.round, trained))
 
     def _score(self, should_stop: Callable[[], bool]) -> PersonalResult:
-        model, self._unscored = self._unscored, None
+        model = None if self._personal is None else self._personal.take_unscored()
         task, loaded = self._task, self._loaded
         if task is None or loaded is None or model is None:
             raise RoundFailed("personal model: no longer in memory")
@@ -767,27 +718,6 @@ class TrainingWork:
 def _layout_of(spec: TaskSpec, request: Train | EvaluateRequest) -> Layout:
     """Return the layout of the model as it travels, with the vectors that follow it."""
     return spec.layout.with_vectors(request.coding.sent)
-
-
-def _with(
-    vector: NDArray[np.float32], places: NDArray[np.intp], values: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return a vector with other values in some places; itself if there are none."""
-    if not places.size:
-        return vector
-    changed: NDArray[np.float32] = vector.copy()
-    changed[places] = values
-    return changed
-
-
-def _sent_vectors(
-    received: NDArray[np.float32], layout: Layout, rule: GuardedRule | None
-) -> dict[str, NDArray[np.float32]]:
-    """Return the vectors that follow a model, by name, each of shape (n_params,)."""
-    if rule is None or not rule.sent:
-        return {}
-    vectors = received[layout.n_values :].reshape(len(rule.sent), layout.n_params)
-    return dict(zip(rule.sent, vectors, strict=True))
 
 
 def _hash_of(task: _PreparedTask) -> bytes:

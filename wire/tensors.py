@@ -137,3 +137,14 @@ def vector_from_bytes(data: bytes | bytearray | memoryview, n_values: int) -> ND
         at = int(np.flatnonzero(~np.isfinite(vector))[0])
         raise DecodeError(f"vector: every value must be finite, got {vector[at]} at {at}")
     return vector.astype(np.float32, copy=False)
+
+
+def with_values(
+    vector: NDArray[np.float32], places: NDArray[np.intp], values: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return a vector with other values in some places; itself if there are none."""
+    if not places.size:
+        return vector
+    changed: NDArray[np.float32] = vector.copy()
+    changed[places] = values
+    return changed

@@ -15,7 +15,8 @@ from msgspec import structs
 
 from fairbed.wire.chunks import chunk_slice, encode_chunk
 from fairbed.wire.codec import decode_to_device, encode
-from fairbed.wire.codecs import Int8Blocks, pack, packed_bytes
+from fairbed.wire.codecs import pack, packed_bytes
+from fairbed.wire.codecs.int8 import Int8Blocks
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import (
     MAX_VECTOR_BYTES,

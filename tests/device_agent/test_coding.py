@@ -7,7 +7,8 @@ from msgspec import structs
 from fairbed.device_agent.coding import Coder
 from fairbed.device_agent.errors import RoundFailed
 from fairbed.wire.chunks import manifest_of
-from fairbed.wire.codecs import Int8Blocks, Vector, codec_named, pack, packed_bytes, unpack
+from fairbed.wire.codecs import Vector, codec_named, pack, packed_bytes, unpack
+from fairbed.wire.codecs.int8 import Int8Blocks
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.messages import Coding, Hyperparameters, Manifest, Packed, Train
 from fairbed.wire.tensors import vector_to_bytes

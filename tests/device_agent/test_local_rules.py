@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fairbed.device_agent import trainer, training_work
+from fairbed.device_agent import local_training, trainer
 from fairbed.device_agent.jobs import Stopwatch
 from fairbed.device_agent.local_training import GuardedRule, allowed_rule, make_rule
 from fairbed.device_agent.stored_vector import KEPT, VectorStore
@@ -105,7 +105,7 @@ async def test_the_time_to_import_the_rule_is_loading_time(
         return allowed_rule(*arguments)
 
     monkeypatch.setattr(Stopwatch, "lap", noted_lap)
-    monkeypatch.setattr(training_work, "allowed_rule", noted_rule)
+    monkeypatch.setattr(local_training, "allowed_rule", noted_rule)
     setup.local_rules = (DRIFT,)
     async with setup.running() as (_, coordinator):
         await coordinator.join(TASK, SHARD)

@@ -1,8 +1,6 @@
-"""Codecs that compress vectors, with bounds on their error."""
+"""Codecs that compress vectors, with bounds on their error; each is imported when it is used."""
 
 from fairbed.wire.codecs.base import Codec, Vector
-from fairbed.wire.codecs.half import Half
-from fairbed.wire.codecs.int8 import Int8Blocks
 from fairbed.wire.codecs.packing import (
     codec_named,
     encode_with_feedback,
@@ -10,13 +8,9 @@ from fairbed.wire.codecs.packing import (
     packed_bytes,
     unpack,
 )
-from fairbed.wire.codecs.top_k import TopK
 
 __all__ = [
     "Codec",
-    "Half",
-    "Int8Blocks",
-    "TopK",
     "Vector",
     "codec_named",
     "encode_with_feedback",

@@ -13,9 +13,6 @@ import numpy as np
 
 from fairbed.wire.codec import check_version
 from fairbed.wire.codecs.base import Codec, Vector, check_finite, check_length
-from fairbed.wire.codecs.half import Half
-from fairbed.wire.codecs.int8 import Int8Blocks
-from fairbed.wire.codecs.top_k import TopK
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, vector_to_bytes
@@ -35,10 +32,16 @@ def codec_named(name: str, top_k: int | None = None) -> Codec | None:
         case "float32":
             return None
         case "float16":
+            from fairbed.wire.codecs.half import Half
+
             return Half()
         case "int8":
+            from fairbed.wire.codecs.int8 import Int8Blocks
+
             return Int8Blocks()
         case "top-k" if top_k is not None:
+            from fairbed.wire.codecs.top_k import TopK
+
             return TopK(top_k)
     raise ValueError(f"codec: must be float32, float16, int8 or top-k with a k, got {name!r}")
 

@@ -15,7 +15,8 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.wire.codecs import Int8Blocks, Vector, unpack
+from fairbed.wire.codecs import Vector, unpack
+from fairbed.wire.codecs.int8 import Int8Blocks
 from fairbed.wire.messages import Coding, Manifest
 from fairbed.wire.tensors import vector_to_bytes
 from fairbed.wire.topics import Topics

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.wire.codecs import Codec, Half, Int8Blocks, TopK, Vector, encode_with_feedback
-from fairbed.wire.codecs.int8 import BLOCK, LEVELS, SMALLEST_SCALE
+from fairbed.wire.codecs import Codec, Vector, encode_with_feedback
+from fairbed.wire.codecs.half import Half
+from fairbed.wire.codecs.int8 import BLOCK, LEVELS, SMALLEST_SCALE, Int8Blocks
+from fairbed.wire.codecs.top_k import TopK
 from fairbed.wire.errors import EncodeError
 from tests.wire.codecs.vectors import CODECS, rng_of, vectors
 

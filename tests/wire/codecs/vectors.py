@@ -4,7 +4,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fairbed.wire.codecs import Codec, Half, Int8Blocks, TopK, Vector
+from fairbed.wire.codecs import Codec, Vector
+from fairbed.wire.codecs.half import Half
+from fairbed.wire.codecs.int8 import Int8Blocks
+from fairbed.wire.codecs.top_k import TopK
 from fairbed.wire.tensors import Layout, Tensor
 
 CODECS: dict[str, Codec] = {"float16": Half(), "int8": Int8Blocks(), "top-k": TopK(5)}
