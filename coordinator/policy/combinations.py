@@ -8,6 +8,7 @@ unread_keys         keys that differ from their defaults and are not read: a rem
 """
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import fields
@@ -17,8 +18,6 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     PseudoGradient,
     uses_weights_of,
 )
-from fairbed.coordinator.algorithms.aggregation.defence import expected_malicious
-from fairbed.coordinator.algorithms.local_training import ServerHalf
 from fairbed.coordinator.policy.config import (
     PSEUDO_GRADIENTS,
     AggregationConfig,
@@ -30,7 +29,10 @@ from fairbed.coordinator.policy.factories import (
     make_pseudo_gradient,
     rule_rescales_step,
 )
-from fairbed.wire.local_training import Extra
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.local_training import ServerHalf
+    from fairbed.wire.local_training import Extra
 
 Gradient = PseudoGradient | LinearPseudoGradient
 
@@ -99,7 +101,7 @@ def weights_problem(config: AggregationConfig, updates: int, gradient: Gradient 
     )
 
 
-def _needed(config: CoordinatorConfig, devices: int) -> Iterator[tuple[Extra, str, str, object]]:
+def _needed(config: CoordinatorConfig, devices: int) -> "Iterator[tuple[Extra, str, str, object]]":
     """Yield the settings beyond plain SGD and FedAvg: name, key, value without it, and value."""
     training, merge, updates = config.training, config.aggregation, config.updates_per_version
     if training.epochs > 1:
@@ -131,7 +133,7 @@ def _needed(config: CoordinatorConfig, devices: int) -> Iterator[tuple[Extra, st
         yield "server", "aggregation.server_learning_rate", "1", merge.server_learning_rate
 
 
-def local_rule_problem(half: ServerHalf | None, config: CoordinatorConfig, devices: int) -> str:
+def local_rule_problem(half: "ServerHalf | None", config: CoordinatorConfig, devices: int) -> str:
     """Return which setting a local rule is not defined for; empty if it is defined for all.
 
     Args:
@@ -207,6 +209,8 @@ def without_effect(config: CoordinatorConfig, gradient: Gradient | None) -> Iter
             f"aggregation.rule {merge.rule!r} has no effect with one update per round, which has "
             "the whole weight; raise selection.per_round"
         )
+    from fairbed.coordinator.algorithms.aggregation.defence import expected_malicious
+
     f = expected_malicious(updates, merge.malicious_share)
     reads = {merge.defence: "defence", merge.pseudo_gradient: "pseudo_gradient"}
     for name in ("k-norm", "multi-krum", "trimmed-mean"):

@@ -6,7 +6,7 @@ passes the observations to `learn`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -28,12 +28,6 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
-from fairbed.coordinator.algorithms.estimation.context_check import ContextChange, Evidence
-from fairbed.coordinator.algorithms.local_training import (
-    LocalMerge,
-    MergeOfOthers,
-    ServerHalf,
-)
 from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
 from fairbed.coordinator.algorithms.selection.base import (
@@ -43,7 +37,6 @@ from fairbed.coordinator.algorithms.selection.base import (
     TwoStepSelector,
 )
 from fairbed.coordinator.algorithms.selection.explanation import Explain, Explanation, Reason
-from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS, MissLimit
 from fairbed.coordinator.policy.combinations import local_rule_problem, weights_problem
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
@@ -52,6 +45,7 @@ from fairbed.coordinator.policy.factories import (
     make_estimator,
     make_local_half,
     make_miss_limit,
+    make_query_limit,
     make_selector,
 )
 from fairbed.coordinator.policy.selection import (
@@ -63,6 +57,10 @@ from fairbed.coordinator.policy.selection import (
 )
 from fairbed.wire.messages import LocalTraining
 from fairbed.wire.plugins import PluginError
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
+    from fairbed.coordinator.algorithms.local_training import ServerHalf
 
 _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
@@ -107,7 +105,7 @@ class Decisions:
         selector: Selector,
         estimator: Estimator,
         aggregator: Aggregator,
-        local_half: ServerHalf | None = None,
+        local_half: "ServerHalf | None" = None,
     ) -> None:
         self.config = config
         self.selector = selector
@@ -116,8 +114,9 @@ class Decisions:
         self.local_half = local_half
         """The coordinator's half of a local rule that is a plug-in; None if there is none."""
         self.miss_limit = make_miss_limit(config.selection)
-        self.query_limit = MissLimit(self.miss_limit.limit)
-        """The same for loss queries that devices do not answer, which guarantee nothing."""
+        """Excludes devices that keep missing the deadline; None: there is no limit."""
+        self.query_limit = make_query_limit(config.selection, selector)
+        """The same for loss queries that devices do not answer; None: there is none."""
         self.context_check = make_context_check(config.selection)
         """Replaces claims that exchanges contradict; None: contexts are used as claimed."""
         self.context_changes: list[ContextChange] = []
@@ -267,13 +266,16 @@ class Decisions:
         candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, true_tau_s, None)
         stream = self._stream(self.config.seed_selection, round_id, _QUERY)
         fleet = self._without_excluded(candidates)
-        is_available = self.query_limit.candidates(fleet.is_available, round_id, None)
-        fleet = replace(fleet, is_available=is_available)
+        if self.query_limit is not None:
+            is_available = self.query_limit.candidates(fleet.is_available, round_id, None)
+            fleet = replace(fleet, is_available=is_available)
         rows = selector.candidates(fleet, self.config.cohort_size, stream)
         return LossDemand(round_id, rows, selector.sample)
 
     def learn_replies(self, round_id: int, losses: ReportedLosses) -> None:
         """Count the devices that did not answer the loss query of a round."""
+        if self.query_limit is None:
+            return
         has_replied = np.isfinite(losses.loss)
         self.query_limit.observe(
             round_id, aggregated=losses.rows[has_replied], missed=losses.rows[~has_replied]
@@ -323,6 +325,8 @@ class Decisions:
     def _without_excluded(self, candidates: Candidates) -> Candidates:
         """Return the candidates without the devices that the miss limit excludes."""
         limit, is_available = self.miss_limit, candidates.is_available
+        if limit is None:
+            return candidates
         queues = self.selector.queues(len(is_available)) if limit.uses_queues else None
         allowed = limit.candidates(is_available, candidates.round, queues)
         return candidates if allowed is is_available else replace(candidates, is_available=allowed)
@@ -360,11 +364,12 @@ class Decisions:
                 has_left=has_left,
             )
         )
-        self.miss_limit.observe(
-            selection.round,
-            aggregated=observed.rows[observed.is_aggregated],
-            missed=observed.rows[_is_missed(observed) & ~observed.is_aggregated],
-        )
+        if self.miss_limit is not None:
+            self.miss_limit.observe(
+                selection.round,
+                aggregated=observed.rows[observed.is_aggregated],
+                missed=observed.rows[_is_missed(observed) & ~observed.is_aggregated],
+            )
         self.context_changes = []
         self.contexts_judged = None if self.context_check is None else (0, 0)
         is_of_this_round: Bools = np.logical_and.reduce(np.isnan(observed.context), axis=1)
@@ -384,6 +389,8 @@ class Decisions:
         context = observed.context[at]
         context = np.where(np.isnan(context), selection.context[rows], context)
         if self.context_check is not None:
+            from fairbed.coordinator.algorithms.estimation.context_check import Evidence
+
             coding = self.config.selection.cold_start_coding
             evidence = Evidence(
                 claims_cold=observed.was_cold[at],
@@ -427,18 +434,27 @@ class Decisions:
     @property
     def reached_limits(self) -> list[tuple[int, str]]:
         """Rows of devices that reached a limit in this round for the first time, and the events."""
-        reached = [(row, self.miss_limit_text()) for row in self.miss_limit.reached.tolist()]
-        text = (
-            f"gave no loss {self.query_limit.limit} times in a row; it is queried again after "
-            f"{RETRY_ROUNDS} rounds"
-        )
-        return reached + [(row, text) for row in self.query_limit.reached.tolist()]
+        found: list[tuple[int, str]] = []
+        if self.miss_limit is not None and self.miss_limit.reached.size:
+            text = self.miss_limit_text()
+            found += [(row, text) for row in self.miss_limit.reached.tolist()]
+        if self.query_limit is not None and self.query_limit.reached.size:
+            from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS
+
+            text = (
+                f"gave no loss {self.query_limit.limit} times in a row; it is queried again after "
+                f"{RETRY_ROUNDS} rounds"
+            )
+            found += [(row, text) for row in self.query_limit.reached.tolist()]
+        return found
 
     def miss_limit_text(self) -> str:
         """Return the text of the event about a device that has reached the miss limit."""
+        from fairbed.coordinator.algorithms.selection.miss_limit import RETRY_ROUNDS
+
         settings = self.config.selection
         text = f"missed the deadline, or held a round up, {settings.miss_limit} times in a row"
-        if self.miss_limit.uses_queues:
+        if self.miss_limit is not None and self.miss_limit.uses_queues:
             return f"{text}; until it meets one it is selected only as often as beta requires"
         if settings.has_queues and settings.beta > 0.0:
             text += f", so its updates cannot be aggregated at the rate beta = {settings.beta:g}"
@@ -473,6 +489,8 @@ class Decisions:
             sent, n_params, learning_rate, models, self._registered, round_id, self._not_drawn
         )
         if half is not None:
+            from fairbed.coordinator.algorithms.local_training import LocalMerge
+
             finish = half.finish
             merge = LocalMerge(
                 merge,
@@ -480,6 +498,8 @@ class Decisions:
             )
         if local is None or not local.size:
             return merge
+        from fairbed.coordinator.algorithms.local_training import MergeOfOthers
+
         return MergeOfOthers(merge, vector, local)
 
     def with_vectors(self, model: Vector, n_params: int) -> Vector:
@@ -530,8 +550,8 @@ class Decisions:
             "selector": self.selector.to_state(),
             "estimator": self.estimator.to_state(),
             "aggregator": self.aggregator.to_state(),
-            "miss_limit": self.miss_limit.to_state(),
-            "query_limit": self.query_limit.to_state(),
+            "miss_limit": None if self.miss_limit is None else self.miss_limit.to_state(),
+            "query_limit": None if self.query_limit is None else self.query_limit.to_state(),
             "context_check": None if self.context_check is None else self.context_check.to_state(),
             "local": None if self.local_half is None else self.local_half.to_state(),
         }
@@ -541,8 +561,10 @@ class Decisions:
         self.selector.load_state(state["selector"])
         self.estimator.load_state(state["estimator"])
         self.aggregator.load_state(state["aggregator"])
-        self.miss_limit.load_state(state["miss_limit"])
-        self.query_limit.load_state(state["query_limit"])
+        if self.miss_limit is not None:
+            self.miss_limit.load_state(state["miss_limit"])
+        if self.query_limit is not None:
+            self.query_limit.load_state(state["query_limit"])
         if self.context_check is not None:
             self.context_check.load_state(state["context_check"])
         if self.local_half is not None:
@@ -677,7 +699,7 @@ def _check_privacy(
     config: CoordinatorConfig,
     selector: Selector,
     aggregator: Aggregator,
-    local_half: ServerHalf | None,
+    local_half: "ServerHalf | None",
 ) -> None:
     """Check that noise on updates covers all that a run needs of its devices.
 

@@ -2,11 +2,10 @@
 
 import math
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
-from fairbed.coordinator.algorithms.aggregation.afl import Afl
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
 from fairbed.coordinator.algorithms.aggregation.base import (
     Filter,
@@ -16,46 +15,8 @@ from fairbed.coordinator.algorithms.aggregation.base import (
     WeightRule,
     rescales_step,
 )
-from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
-from fairbed.coordinator.algorithms.aggregation.defence import (
-    Clip,
-    GeometricMedian,
-    KLoss,
-    KNorm,
-    Krum,
-    Median,
-    TrimmedMean,
-)
-from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
-from fairbed.coordinator.algorithms.aggregation.fedmgda import FedMgda
-from fairbed.coordinator.algorithms.aggregation.guarded import (
-    GuardedServerStep,
-    guarded_pseudo_gradient,
-    guarded_rule,
-)
-from fairbed.coordinator.algorithms.aggregation.max_weight import MaxWeight
-from fairbed.coordinator.algorithms.aggregation.propfair import PropFair
-from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average, FedNova
-from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
-from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt, Plain
-from fairbed.coordinator.algorithms.aggregation.term import Term
 from fairbed.coordinator.algorithms.estimation.base import Estimator
-from fairbed.coordinator.algorithms.estimation.context_check import ContextCheck
-from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
-from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
-from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
-from fairbed.coordinator.algorithms.local_training import ServerHalf
-from fairbed.coordinator.algorithms.selection.base import Selector
-from fairbed.coordinator.algorithms.selection.fedcs import FedCs
-from fairbed.coordinator.algorithms.selection.guarded import guarded
-from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
-from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
-from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
-from fairbed.coordinator.algorithms.selection.pow_d import PowD
-from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoice
-from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
-from fairbed.coordinator.algorithms.selection.uniform import Uniform
-from fairbed.coordinator.algorithms.selection.weighted import Weighted
+from fairbed.coordinator.algorithms.selection.base import Selector, TwoStepSelector
 from fairbed.coordinator.policy.config import (
     LOCAL_RULES,
     RESCALING_LOCAL_RULES,
@@ -74,6 +35,13 @@ from fairbed.coordinator.policy.plugins import (
 )
 from fairbed.wire.plugins import PluginError
 
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.estimation.context_check import ContextCheck
+    from fairbed.coordinator.algorithms.local_training import ServerHalf
+    from fairbed.coordinator.algorithms.selection.fedcs import FedCs
+    from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
+    from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF
+
 
 def make_estimator(config: SelectionConfig) -> Estimator:
     """Return the estimator that the configuration names, with empty state.
@@ -83,19 +51,29 @@ def make_estimator(config: SelectionConfig) -> Estimator:
     """
     match config.estimator:
         case "ridge":
+            from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
+
             return RidgeEstimator(config.ridge_lambda, config.discount)
         case "phases":
+            from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
+
             return PhaseEstimator(config.ridge_lambda, config.discount)
         case name:
+            from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
+
             return GuardedEstimator(name, ESTIMATOR.make(name, config.estimator_options))
 
 
-def make_context_check(config: SelectionConfig) -> ContextCheck | None:
+def make_context_check(config: SelectionConfig) -> "ContextCheck | None":
     """Return the check of contexts; None if contexts are used as devices claim them."""
-    return None if config.context_check is None else ContextCheck(config.context_check)
+    if config.context_check is None:
+        return None
+    from fairbed.coordinator.algorithms.estimation.context_check import ContextCheck
+
+    return ContextCheck(config.context_check)
 
 
-def make_local_half(config: TrainingConfig) -> ServerHalf | None:
+def make_local_half(config: TrainingConfig) -> "ServerHalf | None":
     """Return the coordinator's half of a local rule; None if it is built in.
 
     Raises:
@@ -103,6 +81,8 @@ def make_local_half(config: TrainingConfig) -> ServerHalf | None:
     """
     if config.rule in LOCAL_RULES:
         return None
+    from fairbed.coordinator.algorithms.local_training import ServerHalf
+
     return ServerHalf(config.rule, LOCAL_RULE.make(config.rule, config.rule_options))
 
 
@@ -137,14 +117,24 @@ def make_defence(config: AggregationConfig) -> Filter | None:
         case "none":
             return None
         case "clip":
+            from fairbed.coordinator.algorithms.aggregation.defence import Clip
+
             return Clip()
         case "k-norm":
+            from fairbed.coordinator.algorithms.aggregation.defence import KNorm
+
             return KNorm(config.malicious_share)
         case "k-loss":
+            from fairbed.coordinator.algorithms.aggregation.defence import KLoss
+
             return KLoss(config.malicious_share)
         case "krum":
+            from fairbed.coordinator.algorithms.aggregation.defence import Krum
+
             return Krum(config.malicious_share)
         case "multi-krum":
+            from fairbed.coordinator.algorithms.aggregation.defence import Krum
+
             return Krum(config.malicious_share, is_multiple=True)
 
 
@@ -152,6 +142,8 @@ def defence_problem(config: AggregationConfig, per_round: int) -> str:
     """Return why a round of `per_round` updates is too small for a defence; empty if it is not."""
     filter_ = make_defence(config)
     problem = filter_.problem(per_round) if filter_ is not None else ""
+    from fairbed.coordinator.algorithms.aggregation.defence import TrimmedMean
+
     if not problem and config.pseudo_gradient == "trimmed-mean":
         problem = TrimmedMean(config.malicious_share).problem(per_round)
     return problem
@@ -233,29 +225,49 @@ def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
         PluginError: It is not built in and cannot be loaded.
     """
     rule = _make_rule(config, per_round)
+    from fairbed.coordinator.algorithms.aggregation.max_weight import MaxWeight
+
     return rule if config.max_weight is None else MaxWeight(rule, config.max_weight)
 
 
 def _make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
     match config.rule:
         case "fedavg":
+            from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
+
             return FedAvg()
         case "q-fedavg":
+            from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
+
             return QFedAvg(config.q)
         case "q-fedsgd":
+            from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
+
             return QFedAvg(config.q, config.lipschitz)
         case "afl":
+            from fairbed.coordinator.algorithms.aggregation.afl import Afl
+
             return Afl(config.gamma)
         case "term":
+            from fairbed.coordinator.algorithms.aggregation.term import Term
+
             return Term(config.tilt)
         case "propfair":
+            from fairbed.coordinator.algorithms.aggregation.propfair import PropFair
+
             return PropFair(config.M)
         case "fedmgda+":
+            from fairbed.coordinator.algorithms.aggregation.fedmgda import FedMgda
+
             return FedMgda(config.epsilon)
         case "aaggff-s":
+            from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
+
             cap = math.inf if config.beta_cap is None else config.beta_cap
             return AAggFF("s", config.cdf, beta_cap=cap)
         case "aaggff-d":
+            from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
+
             return AAggFF(
                 "d",
                 config.cdf,
@@ -264,8 +276,12 @@ def _make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
                 weights="n_over_pi" if config.weighting == "n_over_pi" else "equal",
             )
         case "corefed":
+            from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
+
             return CoreFed(config.M)
         case name:
+            from fairbed.coordinator.algorithms.aggregation.guarded import guarded_rule
+
             return guarded_rule(name, RULE.make(name, config.rule_options))
 
 
@@ -279,16 +295,28 @@ def make_pseudo_gradient(
     """
     match config.pseudo_gradient:
         case "average":
+            from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import Average
+
             return Average()
         case "fednova":
+            from fairbed.coordinator.algorithms.aggregation.pseudo_gradient import FedNova
+
             return FedNova(training.momentum, training.proximal)
         case "median":
+            from fairbed.coordinator.algorithms.aggregation.defence import Median
+
             return Median()
         case "trimmed-mean":
+            from fairbed.coordinator.algorithms.aggregation.defence import TrimmedMean
+
             return TrimmedMean(config.malicious_share)
         case "geometric-median":
+            from fairbed.coordinator.algorithms.aggregation.defence import GeometricMedian
+
             return GeometricMedian()
         case name:
+            from fairbed.coordinator.algorithms.aggregation.guarded import guarded_pseudo_gradient
+
             return guarded_pseudo_gradient(
                 name, PSEUDO_GRADIENT.make(name, config.pseudo_gradient_options)
             )
@@ -304,8 +332,12 @@ def make_server_step(config: AggregationConfig) -> ServerStep:
     beta1, beta2, tau = config.server_beta1, config.server_beta2, config.server_tau
     match config.server:
         case "plain":
+            from fairbed.coordinator.algorithms.aggregation.server_step import Plain
+
             return Plain(1.0 if rate is None else rate)
         case "momentum" | "adagrad" | "adam" | "yogi" as kind:
+            from fairbed.coordinator.algorithms.aggregation.server_step import FedOpt
+
             return FedOpt(
                 kind,
                 learning_rate=(1.0 if kind == "momentum" else 0.01) if rate is None else rate,
@@ -314,6 +346,8 @@ def make_server_step(config: AggregationConfig) -> ServerStep:
                 tau=1e-3 if tau is None else tau,
             )
         case name:
+            from fairbed.coordinator.algorithms.aggregation.guarded import GuardedServerStep
+
             return GuardedServerStep(name, SERVER_STEP.make(name, config.server_options))
 
 
@@ -325,51 +359,86 @@ def make_selector(config: SelectionConfig) -> Selector:
     """
     match config.policy:
         case "uniform":
+            from fairbed.coordinator.algorithms.selection.uniform import Uniform
+
             return Uniform()
         case "weighted":
+            from fairbed.coordinator.algorithms.selection.weighted import Weighted
+
             return Weighted(config.weights)
         case "fedcs":
             return _fedcs(config)
         case "fedcs-oracle":
+            from fairbed.coordinator.algorithms.selection.oracle import OracleTimes
+
             return OracleTimes(_fedcs(config))
         case "fastest-known":
+            from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
+
             return OracleTimes(Fastest())
         case "rbcs-f":
             return _rbcs_f(config)
         case "rbcs-f-known":
+            from fairbed.coordinator.algorithms.selection.oracle import OracleTimes
+
             return OracleTimes(_rbcs_f(config))
         case "oort":
+            from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
+
             return Oort(OortSettings(**msgspec.structs.asdict(config.oort)))
         case "power-of-choice":
             return _power_of_choice(config)
         case name:
+            from fairbed.coordinator.algorithms.selection.guarded import guarded
+
             return guarded(name, SELECTOR.make(name, config.options))
 
 
-def make_miss_limit(config: SelectionConfig) -> MissLimit:
+def make_miss_limit(config: SelectionConfig) -> "MissLimit | None":
     """Return the limit on devices that keep missing the deadline, with empty state."""
     if not config.limits_misses:
-        return MissLimit(0)
+        return None
+    from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
+
     counts_selections = config.has_queues and config.queue_counts == "selected"
     beta = config.beta if counts_selections else 0.0
     return MissLimit(config.miss_limit, beta, config.z_max)
 
 
-def _fedcs(config: SelectionConfig) -> FedCs:
+def make_query_limit(config: SelectionConfig, selector: Selector) -> "MissLimit | None":
+    """Return the same for loss queries that devices do not answer, which guarantee nothing."""
+    if not (config.limits_misses and isinstance(selector, TwoStepSelector)):
+        return None
+    from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
+
+    return MissLimit(config.miss_limit)
+
+
+def _fedcs(config: SelectionConfig) -> "FedCs":
+    from fairbed.coordinator.algorithms.selection.fedcs import FedCs
+
     return FedCs(deadline_s=config.deadline_s, uploads=config.uploads)
 
 
 def _power_of_choice(config: SelectionConfig) -> Selector:
     match config.variant:
         case "rpow-d":
+            from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoice
+
             return PowerOfChoice(config.n_candidates)
         case "pow-d":
+            from fairbed.coordinator.algorithms.selection.pow_d import PowD
+
             return PowD(config.n_candidates, "all")
         case "cpow-d":
+            from fairbed.coordinator.algorithms.selection.pow_d import PowD
+
             return PowD(config.n_candidates, "batch")
 
 
-def _rbcs_f(config: SelectionConfig) -> RbcsF:
+def _rbcs_f(config: SelectionConfig) -> "RbcsF":
+    from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
+
     theory = TheoryAlpha(ridge_lambda=config.ridge_lambda)
     return RbcsF(
         beta=config.beta,
