@@ -61,6 +61,7 @@ from fairbed.wire.plugins import PluginError
 if TYPE_CHECKING:
     from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
     from fairbed.coordinator.algorithms.local_training import ServerHalf
+    from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
 
 _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
@@ -550,8 +551,8 @@ class Decisions:
             "selector": self.selector.to_state(),
             "estimator": self.estimator.to_state(),
             "aggregator": self.aggregator.to_state(),
-            "miss_limit": None if self.miss_limit is None else self.miss_limit.to_state(),
-            "query_limit": None if self.query_limit is None else self.query_limit.to_state(),
+            "miss_limit": _state_of(self.miss_limit),
+            "query_limit": _state_of(self.query_limit),
             "context_check": None if self.context_check is None else self.context_check.to_state(),
             "local": None if self.local_half is None else self.local_half.to_state(),
         }
@@ -667,6 +668,13 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
     if config.privacy.is_on:
         _check_privacy(config, selector, aggregator, local_half)
     return Decisions(config, selector, make_estimator(config.selection), aggregator, local_half)
+
+
+def _state_of(limit: "MissLimit | None") -> dict[str, Any]:
+    """Return the state of a limit; without one, that of a limit that nothing has reached."""
+    if limit is None:
+        return {"rows": [], "misses": [], "last": [], "reported": []}
+    return limit.to_state()
 
 
 def _check_local_values(config: CoordinatorConfig, *, has_vectors: bool) -> None:
