@@ -33,10 +33,10 @@ from fairbed.coordinator.algorithms.selection.audit import audit
 from fairbed.coordinator.algorithms.selection.base import (
     Candidates,
     Outcomes,
+    Reason,
     Selector,
     TwoStepSelector,
 )
-from fairbed.coordinator.algorithms.selection.explanation import Explain, Explanation, Reason
 from fairbed.coordinator.policy.combinations import local_rule_problem, weights_problem
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import (
@@ -61,6 +61,7 @@ from fairbed.wire.plugins import PluginError
 if TYPE_CHECKING:
     from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
     from fairbed.coordinator.algorithms.local_training import ServerHalf
+    from fairbed.coordinator.algorithms.selection.explanation import Explain, Explanation
     from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
 
 _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
@@ -213,7 +214,7 @@ class Decisions:
             absences={} if losses is None else _without_loss(losses),
         )
 
-    def explain(self, selection: Selection) -> Explanation:
+    def explain(self, selection: Selection) -> "Explanation":
         """Return why each device is in the cohort, or not; to be called before `learn`.
 
         Joined selections of an asynchronous round are explained by the last of them, without an
@@ -222,6 +223,8 @@ class Decisions:
         Raises:
             PluginError: A third-party selector breaks the contract.
         """
+        from fairbed.coordinator.algorithms.selection.explanation import Explanation
+
         picked, seed = selection.picked, self.config.seed_selection
         explain: Explain | None = getattr(self.selector, "explain", None)
         why: Explanation | None = None

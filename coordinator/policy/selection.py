@@ -7,8 +7,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES, Prediction
-from fairbed.coordinator.algorithms.selection.base import Candidates, Sample
-from fairbed.coordinator.algorithms.selection.explanation import Reason
+from fairbed.coordinator.algorithms.selection.base import Candidates, Reason, Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from fairbed.coordinator.algorithms.fairness import (
     summarise,
     summarise_errors,
 )
-from fairbed.coordinator.algorithms.selection.explanation import WORDS, Explanation
+from fairbed.coordinator.algorithms.selection.base import WORDS
+from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import LossDemand, Observation, ReportedLosses, Selection

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fairbed.coordinator.algorithms.selection.explanation import Reason
+from fairbed.coordinator.algorithms.selection.base import Reason
 from fairbed.coordinator.report.quantities import MISSING, ratio, seconds
 from fairbed.coordinator.report.text_table import TextColumn, table_lines
 from fairbed.coordinator.store.reader import RunReader

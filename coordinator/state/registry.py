@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.selection.explanation import Reason
+from fairbed.coordinator.algorithms.selection.base import Reason
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.wire.messages import (
     Capabilities,

@@ -117,7 +117,7 @@ class SelectionRow:
     """Drawn uniformly for the audit sample."""
     reason: str
     """Why the device was selected, or not: in words of the `Reason` in
-    `coordinator/algorithms/selection/explanation.py`. Empty: the policy gives no reason, or the run
+    `coordinator/algorithms/selection/base.py`. Empty: the policy gives no reason, or the run
     stores none (a replay of more than 1,000 devices)."""
     score: float | None
     """Number by which the policy ranked the device; None if it was no candidate or has none."""

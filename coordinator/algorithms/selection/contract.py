@@ -12,10 +12,10 @@ from fairbed.coordinator.algorithms.contract import Broken, Clock, Properties, c
 from fairbed.coordinator.algorithms.selection.base import (
     Candidates,
     Outcomes,
+    Reason,
     Selector,
     TwoStepSelector,
 )
-from fairbed.coordinator.algorithms.selection.explanation import ExplainingSelector, Reason
 
 COLUMNS = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "true_tau_s")
 """Columns of `Candidates` that every selector gets; losses are queried."""
@@ -192,6 +192,8 @@ def _copies(fleet: Candidates) -> dict[str, Any]:
 
 
 def _explains(make: Make, clock: Clock) -> str:
+    from fairbed.coordinator.algorithms.selection.explanation import ExplainingSelector
+
     if not isinstance(make(), ExplainingSelector):
         return NO_REASONS
     for at, k, seed in _trials():

@@ -2,74 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.selection.base import Candidates, Selector
-
-
-class Reason(IntEnum):
-    """Why a device is in the cohort, or not; the store has its `word`."""
-
-    UNSTATED = 0
-    """The policy gives no reason."""
-    RANKED = 1
-    """In the cohort: the best ones by the objective of the policy."""
-    DRAWN = 2
-    """In the cohort: drawn at random."""
-    EXPLORED = 3
-    """In the cohort: never selected before, drawn to be tried."""
-    NEEDED = 4
-    """In the cohort: there are no more candidates than places."""
-    FALLBACK = 5
-    """In the cohort: the fastest one, because no device meets the deadline."""
-    EARLIER = 6
-    """In the cohort: by an earlier selection of an asynchronous round."""
-    AUDIT = 7
-    """In the cohort: drawn uniformly for the audit sample."""
-    OUTRANKED = 8
-    """A candidate, but with it in the place of another the objective would be worse."""
-    NOT_DRAWN = 9
-    """A candidate, but not drawn."""
-    OVER_DEADLINE = 10
-    """Its predicted exchange would end after the deadline."""
-    AUDITED_OUT = 11
-    """The policy had chosen it; the audit sample took its place."""
-    MISS_LIMIT = 12
-    """It missed too many deadlines in a row."""
-    NO_LOSS = 13
-    """It was queried for its loss and gave no finite one."""
-    UNAVAILABLE = 14
-    """Not available."""
-    OFFLINE = 15
-    """Not connected, or without a recent report."""
-    EXCLUDED = 16
-    """An operator excluded it."""
-    PREPARING = 17
-    """It has not finished its preparation."""
-    UNWILLING = 18
-    """It reported that it does not want to train."""
-    BUSY = 19
-    """It was still at work on an earlier exchange."""
-    UNFIT = 20
-    """It cannot do what the run asks of every device."""
-
-    @property
-    def is_in_cohort(self) -> bool:
-        """The device is in the cohort."""
-        return Reason.RANKED <= self <= Reason.AUDIT
-
-    @property
-    def word(self) -> str:
-        """Return the name in the store, in lower case with spaces; empty for `UNSTATED`."""
-        return "" if self is Reason.UNSTATED else self.name.lower().replace("_", " ")
-
-
-WORDS = np.array([reason.word for reason in Reason], dtype=object)
-"""The word of each reason, by its number."""
+from fairbed.coordinator.algorithms.selection.base import Candidates, Reason, Selector
 
 
 @dataclass(frozen=True, slots=True)

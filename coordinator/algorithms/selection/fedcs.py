@@ -2,20 +2,16 @@
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
-from fairbed.coordinator.algorithms.selection.explanation import (
-    Explanation,
-    Reason,
-    explain_draw,
-    explain_ranking,
-    spread,
-)
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Reason
 from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 def greedy_sequential(
@@ -135,7 +131,7 @@ class FedCs:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation:
+    ) -> "Explanation":
         """Return why `select` chose this cohort; the score is the predicted time, seconds.
 
         The objective is the predicted duration of the round. With `uploads="sequential"` the only
@@ -144,6 +140,12 @@ class FedCs:
         Raises:
             ValueError: A prediction of an available device is not finite.
         """
+        from fairbed.coordinator.algorithms.selection.explanation import (
+            explain_draw,
+            explain_ranking,
+            spread,
+        )
+
         n, rows = len(candidates.is_available), available_rows(candidates, k)
         tau_s, half_s, update_s = self._times_s(candidates, rows)
         if chosen.size == 0:

@@ -1,6 +1,7 @@
 """Guard of a plug-in selector: each violation of the contract is one line that names it."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,16 +10,15 @@ from fairbed.coordinator.algorithms.plugin import Guard
 from fairbed.coordinator.algorithms.selection.base import (
     Candidates,
     Outcomes,
+    Reason,
     Sample,
     Selector,
     TwoStepSelector,
 )
-from fairbed.coordinator.algorithms.selection.explanation import (
-    ExplainingSelector,
-    Explanation,
-    Reason,
-)
 from fairbed.wire.plugins import described
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 class GuardedSelector(Guard):
@@ -56,12 +56,17 @@ class GuardedSelector(Guard):
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation | None:
+    ) -> "Explanation | None":
         """Return why the plug-in chose this cohort; None if it has no `explain`.
 
         Raises:
             PluginError: The result is not an `Explanation` of all devices.
         """
+        from fairbed.coordinator.algorithms.selection.explanation import (
+            ExplainingSelector,
+            Explanation,
+        )
+
         plugin, where = self._selector, f"explain() of round {candidates.round}"
         if not isinstance(plugin, ExplainingSelector):
             return None

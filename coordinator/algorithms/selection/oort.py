@@ -2,24 +2,22 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
-from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
-from fairbed.coordinator.algorithms.selection.explanation import (
-    Explanation,
-    Reason,
-    explain_draw,
-    spread,
-)
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Reason
 from fairbed.coordinator.algorithms.selection.pool import (
     available_rows,
     shuffled_rows,
     weighted_draw,
 )
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
+
 
 CONFIDENCE = 0.1
 """Factor under the root of the bonus for devices not selected for long (oort.py)."""
@@ -123,11 +121,17 @@ class Oort:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation:
+    ) -> "Explanation":
         """Return why `select` chose this cohort; the score is Oort's, NaN for a device never tried.
 
         The margin of an outranked device is the distance of its score from the cut-off.
         """
+        from fairbed.coordinator.algorithms.selection.explanation import (
+            Explanation,
+            explain_draw,
+            spread,
+        )
+
         n, rows = len(candidates.is_available), available_rows(candidates, k)
         tried, fresh = self._split(rows, n)
         score = self.score(tried, candidates.round)

@@ -1,18 +1,16 @@
 """Comparators for a regret: the greedy policy, and any policy with true expected times."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
-from fairbed.coordinator.algorithms.selection.explanation import (
-    ExplainingSelector,
-    Explanation,
-    explain_ranking,
-)
 from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 class Fastest:
@@ -36,8 +34,10 @@ class Fastest:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation:
+    ) -> "Explanation":
         """Return why `select` chose this cohort; score and objective are predicted seconds."""
+        from fairbed.coordinator.algorithms.selection.explanation import explain_ranking
+
         rows = available_rows(candidates, k)
         tau_s, n = candidates.tau_hat_s[rows], len(candidates.is_available)
         zeros = np.zeros(len(rows))
@@ -86,8 +86,10 @@ class OracleTimes:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation | None:
+    ) -> "Explanation | None":
         """Return the explanation of the policy, given true times; None if it has none."""
+        from fairbed.coordinator.algorithms.selection.explanation import ExplainingSelector
+
         if not isinstance(self._policy, ExplainingSelector):
             return None
         return self._policy.explain(_informed(candidates), chosen, k, rng)

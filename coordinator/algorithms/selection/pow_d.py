@@ -1,22 +1,20 @@
 """Power-of-Choice with queried losses: of d candidates, the devices with the largest loss."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Sample
-from fairbed.coordinator.algorithms.selection.explanation import (
-    Explanation,
-    Reason,
-    explain_largest,
-)
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Reason, Sample
 from fairbed.coordinator.algorithms.selection.pool import (
     available_rows,
     shuffled_rows,
     weighted_draw,
 )
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 class PowD:
@@ -82,11 +80,13 @@ class PowD:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation | None:
+    ) -> "Explanation | None":
         """Return why `select` chose this cohort; the score is the reported loss, nats.
 
         The objective is the sum of the losses of the cohort. None: no losses were queried.
         """
+        from fairbed.coordinator.algorithms.selection.explanation import explain_largest
+
         if candidates.loss is None:
             return None
         is_candidate = candidates.is_available & np.isfinite(candidates.loss)

@@ -1,19 +1,17 @@
 """Power-of-Choice with past losses: of d random candidates, the devices with the largest loss."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
-from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
-from fairbed.coordinator.algorithms.selection.explanation import (
-    Explanation,
-    Reason,
-    explain_largest,
-)
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Reason
 from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 class PowerOfChoice:
@@ -57,11 +55,13 @@ class PowerOfChoice:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation:
+    ) -> "Explanation":
         """Return why `select` chose this cohort; the score is the last loss, nats, NaN for none.
 
         The objective is the sum of the losses of the cohort.
         """
+        from fairbed.coordinator.algorithms.selection.explanation import explain_largest
+
         n = len(candidates.is_available)
         drawn, ranks = self._draw(candidates, k, rng), self._ranks(n)
         why = explain_largest(n, drawn, chosen, ranks[drawn])

@@ -6,15 +6,18 @@
 import math
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
-from fairbed.coordinator.algorithms.selection.explanation import Explanation, explain_ranking
 from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
+
 
 TIE_TOLERANCE = 1e-12
 """Two objective values closer than this are a tie; queues are sums of a few thousand roundings."""
@@ -214,7 +217,7 @@ class RbcsF:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation:
+    ) -> "Explanation":
         """Return why `select` chose this cohort; the score is V tau_bar - Z, low ones first.
 
         The objective is that of P4, J(S); the margin of a device is the smallest increase of J by
@@ -223,6 +226,8 @@ class RbcsF:
         Raises:
             ValueError: A prediction of an available device is not finite.
         """
+        from fairbed.coordinator.algorithms.selection.explanation import explain_ranking
+
         n, rows = len(candidates.is_available), available_rows(candidates, k)
         queues = self.queues(n)[rows]
         costs = self._V * self._tau_bar_s(candidates, rows)

@@ -1,13 +1,15 @@
 """Uniform random selection, the baseline of every comparison."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
-from fairbed.coordinator.algorithms.selection.explanation import Explanation, explain_draw
 from fairbed.coordinator.algorithms.selection.pool import available_rows
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 class Uniform:
@@ -23,8 +25,10 @@ class Uniform:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation:
+    ) -> "Explanation":
         """Return why `select` chose this cohort; the score is the probability of a draw."""
+        from fairbed.coordinator.algorithms.selection.explanation import explain_draw
+
         rows = available_rows(candidates, k)
         probability = min(k / max(len(rows), 1), 1.0)
         score = np.full(len(rows), probability)

@@ -1,14 +1,16 @@
 """Weighted random selection."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
-from fairbed.coordinator.algorithms.selection.explanation import Explanation, explain_draw
 from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 class Weighted:
@@ -63,8 +65,10 @@ class Weighted:
 
     def explain(
         self, candidates: Candidates, chosen: Ints, k: int, rng: np.random.Generator
-    ) -> Explanation:
+    ) -> "Explanation":
         """Return why `select` chose this cohort; the score is the probability of the first draw."""
+        from fairbed.coordinator.algorithms.selection.explanation import explain_draw
+
         rows = available_rows(candidates, k)
         weights = self._of(candidates)[rows]
         score = weights / max(float(weights.sum()), np.finfo(np.float64).tiny)

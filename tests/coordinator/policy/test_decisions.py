@@ -10,7 +10,8 @@ import pytest
 
 from fairbed.coordinator.algorithms.aggregation.base import Report
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
-from fairbed.coordinator.algorithms.selection.explanation import WORDS, Explanation
+from fairbed.coordinator.algorithms.selection.base import WORDS
+from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.coordinator.algorithms.selection.explanation import Reason
+from fairbed.coordinator.algorithms.selection.base import Reason
 from fairbed.coordinator.report.selection_reasons import (
     RoundChoice,
     alternative_line,

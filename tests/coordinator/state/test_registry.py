@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 
-from fairbed.coordinator.algorithms.selection.explanation import Reason
+from fairbed.coordinator.algorithms.selection.base import Reason
 from fairbed.coordinator.state.memory import Fitting, TaskMemory
 from fairbed.coordinator.state.registry import (
     Device,

@@ -11,11 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.selection.explanation import (
-    WORDS,
-    Reason,
-    explain_ranking,
-)
+from fairbed.coordinator.algorithms.selection.base import WORDS, Reason
+from fairbed.coordinator.algorithms.selection.explanation import explain_ranking
 from fairbed.coordinator.records.rows import choice_columns
 from fairbed.coordinator.store import NewRun, Provenance, Store
 from fairbed.coordinator.store.connection import DATABASE

@@ -10,9 +10,9 @@ import pytest
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.contract import check_contract, check_property
-from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Sample
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Reason, Sample
 from fairbed.coordinator.algorithms.selection.contract import NO_REASONS, PROPERTIES
-from fairbed.coordinator.algorithms.selection.explanation import Explanation, Reason
+from fairbed.coordinator.algorithms.selection.explanation import Explanation
 
 
 class Honest:

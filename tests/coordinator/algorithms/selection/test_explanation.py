@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.coordinator.algorithms.selection.base import Candidates
+from fairbed.coordinator.algorithms.selection.base import WORDS, Candidates, Reason
 from fairbed.coordinator.algorithms.selection.explanation import (
-    WORDS,
     ExplainingSelector,
     Explanation,
-    Reason,
     exchanges,
 )
 from fairbed.coordinator.algorithms.selection.fedcs import FedCs
