@@ -6,7 +6,7 @@ passes the observations to `learn`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -53,6 +53,7 @@ from fairbed.coordinator.policy.selection import (
     Observations,
     Picked,
     ReportedLosses,
+    Roster,
     Selection,
 )
 from fairbed.wire.messages import LocalTraining
@@ -76,26 +77,6 @@ MAX_LOSS = 1e6
 WASTED_RATIO, WASTED_S = 2.0, 1.0
 """An exchange without an update has held its round up if it lasted a second more than twice the
 longest one with an update."""
-
-
-class Roster(Protocol):
-    """The columns of a fleet that decisions read; in a live run the `Registry`."""
-
-    def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
-        """Return the context of each device before the selection, shape (N, 4)."""
-        ...
-
-    def cores(self) -> Floats:
-        """Return the cores that a training of each device may use, shape (N,); `inf`: unknown."""
-        ...
-
-    def available(self, now: float) -> Bools:
-        """Return I_{t,n}, shape (N,)."""
-        ...
-
-    def n_k(self) -> Ints:
-        """Return the training examples of each device, shape (N,)."""
-        ...
 
 
 class Decisions:
@@ -250,6 +231,11 @@ class Decisions:
         if picked.selections_before:
             return replace(why, objective=None, alternative=None, exchange=None)
         return why
+
+    @property
+    def queries_losses(self) -> bool:
+        """Return whether a selection needs losses that devices report before it."""
+        return isinstance(self.selector, TwoStepSelector)
 
     def loss_demand(
         self,

@@ -2,12 +2,33 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES, Prediction
 from fairbed.coordinator.algorithms.selection.base import Candidates, Reason, Sample
+
+
+class Roster(Protocol):
+    """The columns of a fleet that decisions read; in a live run the `Registry`."""
+
+    def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
+        """Return the context of each device before the selection, shape (N, 4)."""
+        ...
+
+    def cores(self) -> Floats:
+        """Return the cores that a training of each device may use, shape (N,); `inf`: unknown."""
+        ...
+
+    def available(self, now: float) -> Bools:
+        """Return I_{t,n}, shape (N,)."""
+        ...
+
+    def n_k(self) -> Ints:
+        """Return the training examples of each device, shape (N,)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Builders of store rows: exchanges, rounds, selections, loss queries and metrics. Pure."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import (
     mean_and_worst10,
     summarise,
@@ -19,12 +20,13 @@ from fairbed.coordinator.algorithms.selection.base import WORDS
 from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import LossDemand, Observation, ReportedLosses, Selection
+from fairbed.coordinator.policy.selection import Observation, Selection
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
-from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_manifest
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, clamped_mu, cold_start
 from fairbed.coordinator.state.round import Round
+from fairbed.coordinator.state.script import ClosedRound
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
@@ -32,6 +34,7 @@ from fairbed.coordinator.store.tables import (
     FleetContextRow,
     LossQueryRow,
     MetricRow,
+    PersonalScoreRow,
     ReleaseRow,
     RoundRow,
     SelectionRow,
@@ -48,7 +51,7 @@ from fairbed.wire.messages import (
     COMPUTE_PHASES,
     DEVICE_PHASES,
     MAX_WATTS,
-    EvaluateRequest,
+    EvaluateReply,
     Offer,
     Phases,
     Train,
@@ -365,81 +368,124 @@ def _energy(exchange: Exchange) -> dict[str, Any]:
     return energy | {"upload_j": upload_j, "energy_j": at_device_j + upload_j}
 
 
-def round_row(
-    table: Round,
-    ended: Sequence[Exchange],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """The times of a round; instants are on the run's clock, seconds."""
+
+    dispatched_at_s: float
+    closed_at_s: float
+    """Publication of the next model."""
+    loss_query_s: float
+    """Duration of the loss query; 0 without one."""
+    tau_max_s: float
+    """Time until the last of its own updates arrived, or until collecting ended."""
+    duration_s: float
+    close_s: float
+    """Time from there until the next model is published."""
+
+
+def round_times(
+    closed: ClosedRound,
     *,
     dispatched_at_s: float,
     ended_at_s: float,
     closed_at_s: float,
-    is_available: Bools,
-    queues: Floats,
-    lag_p99_s: float,
-    bytes_down: int,
-    other_bytes: tuple[int, int],
-    model_sha256: str,
-    coordinator_encode_s: float | None,
-    rounds_empty: int,
-    loss_query_s: float = 0.0,
-    choice: Mapping[str, Any] = {},
-) -> RoundRow:
-    """Return the row of a closed round.
+    loss_query_s: float,
+) -> RoundTimes:
+    """Return the times of a live round.
 
-    The duration of a round has three parts: `loss_query_s`; the time until the last of its own
-    updates arrives, or until collecting ends if one is missing; and `close_s` until the next model
-    is published.
+    Its duration has three parts: `loss_query_s`; the time until the last of its own updates
+    arrives, or until collecting ends if one is missing; and `close_s` until the next model is
+    published.
 
     Args:
-        table: The round.
-        ended: Exchanges that ended in it, dispatched in it or earlier.
+        closed: The round.
         dispatched_at_s: Instant of the dispatch; it and the next two are on the run's clock.
         ended_at_s: End of collecting.
         closed_at_s: Publication of the next model.
-        is_available: I_{t,n} at its selection, shape (N,).
-        queues: Virtual queues after the round, shape (N,).
-        lag_p99_s: Lag of the coordinator's event loop.
-        bytes_down: Bytes of downloaded models.
-        other_bytes: Bytes down and up other than models and updates, since the last round.
-        model_sha256: Hash of the next model.
-        coordinator_encode_s: Time to encode the next model; None if it was not encoded.
-        rounds_empty: Empty rounds up to this one.
         loss_query_s: Duration of the loss query; 0 without one.
-        choice: The columns of `choice_columns` and `judged_columns`.
     """
-    own = [x for x in ended if x.round == table.id]
-    arrivals = [x.tau_wall_s for x in own if x.tau_wall_s is not None]
+    table = closed.table
+    own = (x.tau_wall_s for x in closed.ended if x.round == table.id)
+    arrivals = [wall_s for wall_s in own if wall_s is not None]
     is_complete = len(arrivals) == len(table.exchanges) > 0 and not table.is_buffered
     tau_max_s = max(arrivals) if is_complete else ended_at_s - dispatched_at_s
     duration_s = loss_query_s + closed_at_s - dispatched_at_s
+    return RoundTimes(
+        dispatched_at_s=dispatched_at_s,
+        closed_at_s=closed_at_s,
+        loss_query_s=loss_query_s,
+        tau_max_s=tau_max_s,
+        duration_s=duration_s,
+        close_s=duration_s - loss_query_s - tau_max_s,
+    )
+
+
+def round_row(
+    closed: ClosedRound,
+    times: RoundTimes,
+    decisions: Decisions,
+    names: Sequence[str],
+    *,
+    why: Explanation | None,
+    queues: Floats,
+    bytes_down: int,
+    bytes_up: int,
+    name_of: Callable[[str], str] = str,
+    lag_p99_s: float = 0.0,
+    model_sha256: str = "",
+    coordinator_encode_s: float | None = None,
+) -> RoundRow:
+    """Return the row of a closed round.
+
+    Args:
+        closed: The round.
+        times: Its times.
+        decisions: The decisions, after they have learned from the round.
+        names: Names of all devices, by row.
+        why: The explanation of the selection; None: it is not stored.
+        queues: Virtual queues after the round, shape (N,).
+        bytes_down: Bytes to the devices, of models and others.
+        bytes_up: Bytes from them, of updates and others.
+        name_of: Returns the name of a device of the table.
+        lag_p99_s: Lag of the coordinator's event loop.
+        model_sha256: Hash of the next model.
+        coordinator_encode_s: Time to encode the next model; None if it was not encoded.
+    """
+    table, ended = closed.table, closed.ended
     done = [x for x in ended if x.state is ExchangeState.DONE]
-    in_time = [x for x in own if x.state is ExchangeState.DONE]
+    in_time = [x for x in done if x.round == table.id]
     slowest = max(in_time, key=lambda x: x.tau_wall_s or 0.0, default=None)
+    states = Counter([x.state for x in ended])
+    judged, unjudged = decisions.contexts_judged or (None, None)
     return RoundRow(
         round=table.id,
         attempt=table.attempt,
         status="done" if done else "void",
-        dispatched_at_s=dispatched_at_s,
-        closed_at_s=closed_at_s,
-        duration_s=duration_s,
-        tau_max_s=tau_max_s,
-        close_s=duration_s - loss_query_s - tau_max_s,
-        slowest=slowest.device if slowest else None,
+        dispatched_at_s=times.dispatched_at_s,
+        closed_at_s=times.closed_at_s,
+        duration_s=times.duration_s,
+        tau_max_s=times.tau_max_s,
+        close_s=times.close_s,
+        slowest=None if slowest is None else name_of(slowest.device),
         selected=len(table.exchanges),
         aggregated=len(done),
-        available=int(is_available.sum()),
+        available=int(closed.selection.is_available.sum()),
         queue_total=float(queues.sum()),
         queue_max=float(queues.max(initial=0.0)),
         lag_p99_s=lag_p99_s,
-        bytes_down=bytes_down + other_bytes[0],
-        bytes_up=sum(x.bytes_up for x in ended) + other_bytes[1],
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
         model_sha256=model_sha256,
         coordinator_encode_s=coordinator_encode_s,
-        loss_query_s=loss_query_s,
-        aggregated_late=sum(bool(x.staleness) for x in done),
-        dropped_late=sum(x.state is ExchangeState.LATE for x in ended),
-        cancelled=sum(x.state is ExchangeState.CANCELLED for x in ended),
-        rounds_empty=rounds_empty,
-        **choice,
+        loss_query_s=times.loss_query_s,
+        aggregated_late=sum([bool(x.staleness) for x in done]),
+        dropped_late=states[ExchangeState.LATE],
+        cancelled=states[ExchangeState.CANCELLED],
+        rounds_empty=closed.rounds_empty,
+        contexts_judged=judged,
+        contexts_unjudged=unjudged,
+        **choice_columns(why, names),
     )
 
 
@@ -488,12 +534,6 @@ def selection_rows(
     )
 
 
-def judged_columns(decisions: Decisions) -> dict[str, Any]:
-    """Return the columns of a round about the context check."""
-    judged, unjudged = decisions.contexts_judged or (None, None)
-    return {"contexts_judged": judged, "contexts_unjudged": unjudged}
-
-
 def choice_columns(why: Explanation | None, names: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a round about the cohort and its best alternative."""
     if why is None:
@@ -507,25 +547,25 @@ def choice_columns(why: Explanation | None, names: Sequence[str]) -> dict[str, A
     }
 
 
-def reported_losses(demand: LossDemand, query: LossQuery, names: Sequence[str]) -> ReportedLosses:
-    """Return the losses of a query, in the order of the demanded rows."""
-    replies = [query.devices[names[row]].reply for row in demand.rows.tolist()]
-    loss = np.array([np.nan if reply is None else reply.loss for reply in replies])
-    return ReportedLosses(demand.rows, loss.astype(np.float64))
-
-
 def loss_query_rows(
-    query: LossQuery, requests: Mapping[str, EvaluateRequest]
+    query: LossQuery,
+    bytes_down: Callable[[str, EvaluateReply], int],
+    name_of: Callable[[str], str] = str,
 ) -> list[LossQueryRow]:
-    """Return one row for each queried device."""
+    """Return one row for each queried device.
+
+    Args:
+        query: A query that is over.
+        bytes_down: Returns the bytes of the model that a device received before its reply.
+        name_of: Returns the name of a device of the query.
+    """
     rows = []
     for device in query.devices.values():
         reply = device.reply
-        pulled = None if reply is None else pulled_manifest(reply, requests[device.device])
         rows.append(
             LossQueryRow(
                 round=query.round,
-                device=device.device,
+                device=name_of(device.device),
                 outcome=(
                     QueryOutcome.LATE if device.outcome is QueryOutcome.OPEN else device.outcome
                 ).value,
@@ -537,7 +577,7 @@ def loss_query_rows(
                 load_s=reply.load_s if reply else None,
                 evaluate_s=reply.evaluate_s if reply else None,
                 was_cold=reply.was_cold if reply else None,
-                bytes_down=0 if pulled is None else pulled.size_bytes,
+                bytes_down=0 if reply is None else bytes_down(device.device, reply),
             )
         )
     return rows
@@ -666,6 +706,15 @@ def quality_columns(n: int, loss: float, quality: Quality) -> dict[str, Any]:
         "rmse": finite(math.sqrt(2.0 * loss)) if is_regression and loss >= 0.0 else None,
         "mae": None if quality.mae is None else finite(quality.mae),
     }
+
+
+def personal_row(
+    round_id: int, device: str, n: int, loss: float, quality: Quality
+) -> PersonalScoreRow:
+    """Return the row of a personal model that was scored on `n` examples, with its mean loss."""
+    return PersonalScoreRow(
+        round=round_id, device=device, n=n, loss=loss, **quality_columns(n, loss, quality)
+    )
 
 
 def _auroc_columns(measured: Sequence[Score]) -> dict[str, float | None]:

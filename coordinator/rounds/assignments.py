@@ -1,14 +1,14 @@
-"""Selects devices for a round, makes their `Train` messages, and keeps their contexts."""
+"""Makes the `Train` messages of selected devices, and keeps their contexts."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import ReportedLosses, Selection
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.records.rows import KnownAtSelection, known_at_selection
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
@@ -47,13 +47,12 @@ def pulled_blobs(assignments: Mapping[tuple[str, int], Assignment], table: Round
 
 
 class Assignments:
-    """Selects devices, and keeps the assignment of each open exchange.
+    """Keeps the assignment of each open exchange.
 
     Args:
-        decisions: Select the devices, and have the configuration of the run.
+        decisions: Seeds, and the configuration of the run.
         registry: The devices of the run.
         versions: The model that is trained.
-        now: Monotonic clock, seconds.
         run: Id of the run; devices keep their personal models by run.
     """
 
@@ -62,13 +61,11 @@ class Assignments:
         decisions: Decisions,
         registry: Registry,
         versions: ModelVersions,
-        now: Callable[[], float],
         run: str,
     ) -> None:
         self._decisions = decisions
         self._registry = registry
         self._versions = versions
-        self._now = now
         self._run = run
         self._open: dict[tuple[str, int], Assignment] = {}
         """Assignments of all open exchanges, by device and round."""
@@ -77,35 +74,17 @@ class Assignments:
     def _config(self) -> CoordinatorConfig:
         return self._decisions.config
 
-    def select(
-        self,
-        table: Round,
-        count: int | None,
-        selections_before: int = 0,
-        losses: ReportedLosses | None = None,
-        has_reported: Collection[str] = (),
-    ) -> tuple[dict[str, Train], Selection]:
-        """Select devices for the open round; return the `Train` message of each.
+    def assign(
+        self, table: Round, selection: Selection, now: float, has_reported: Collection[str] = ()
+    ) -> dict[str, Train]:
+        """Return the `Train` message of each device of a selection for the open round.
 
         Args:
             table: The round.
-            count: Number of devices; None is the configured number.
-            selections_before: Number of earlier selections for this round.
-            losses: Losses that were queried for this selection; None without a query.
-            has_reported: Devices that reported a loss.
+            selection: The selection.
+            now: When it was made, on the coordinator's clock.
+            has_reported: Devices that reported a loss before it.
         """
-        now = self._now()
-        selection = self._decisions.select(
-            table.id,
-            self._registry,
-            self._versions.transfer_bits(),
-            now,
-            losses=losses,
-            count=count,
-            selections_before=selections_before,
-        )
-        absences = self._registry.absences(selection.is_available, now)
-        selection = replace(selection, absences={**selection.absences, **absences})
         names = [self._registry.names()[row] for row in selection.rows.tolist()]
         seeds = self._decisions.training_seeds(table.id, selection.rows).tolist()
         hyperparameters = self._config.training.hyperparameters(table.id)
@@ -123,7 +102,7 @@ class Assignments:
                 has_reported_loss=name in has_reported,
             )
         self._registry.open_round(names, table.id)
-        return trains, selection
+        return trains
 
     def close(self, ended: Sequence[Exchange]) -> dict[tuple[str, int], Assignment]:
         """Return all assignments, by device and round, and drop those of exchanges that ended.

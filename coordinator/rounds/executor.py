@@ -306,9 +306,10 @@ class RoundExecutor:
             return []
         return [x.device for x in self._table.all_exchanges() if x.state.is_open]
 
-    def is_released(self, exchange: Exchange) -> bool:
-        """Return whether an exchange is over and its update is no longer in memory."""
-        return exchange.is_over and exchange.device not in self._being_added
+    @property
+    def in_memory(self) -> Collection[str]:
+        """Devices whose accepted update is being added to a merge."""
+        return self._being_added
 
     def mark_lost(self, device: str, reason: str) -> None:
         """End the exchange of a device that has been gone for too long."""

@@ -1,12 +1,13 @@
-"""The training loop: select, dispatch, collect, merge, record and evaluate, round after round.
+"""The training loop of a live run: the driver of the rounds' script, round after round.
 
-Start reading at `TrainingLoop.run_round`: it is one complete round.
+Start reading at `coordinator.state.script.RoundScript.round`: it is one complete round. What each
+of its steps does in a live run is in `TrainingLoop`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -14,39 +15,26 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
-from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.algorithms.selection.rbcs_f import FREEZE_AFTER
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import SideTraffic
 from fairbed.coordinator.policy.config import CoordinatorConfig, mini_batch_problem
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import (
-    Observations,
-    ReportedLosses,
-    Selection,
-    SelectionBuilder,
-)
+from fairbed.coordinator.policy.selection import Observations
 from fairbed.coordinator.ports import Evaluator, Score
 from fairbed.coordinator.records.rows import (
-    choice_columns,
     exchange_row,
     fleet_rows,
-    judged_columns,
     metric_rows,
     observation,
     release_row,
     round_row,
+    round_times,
     selection_rows,
 )
 from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
 from fairbed.coordinator.rounds.assignments import Assignment, Assignments, pulled_blobs
-from fairbed.coordinator.rounds.async_dispatch import (
-    DRAINING,
-    AsyncDispatcher,
-    first_table,
-    wait_for_any_device,
-)
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
@@ -56,12 +44,34 @@ from fairbed.coordinator.rounds.own_data import OwnDataTests
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.coordinator.state.alerts import some
-from fairbed.coordinator.state.exchange import Exchange, ExchangeState, upload_slots
+from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
+from fairbed.coordinator.state.script import (
+    AwaitChange,
+    AwaitDevices,
+    Close,
+    ClosedRound,
+    Collect,
+    Dispatch,
+    Evaluate,
+    GiveUp,
+    Instant,
+    Merge,
+    Observe,
+    QueryLosses,
+    Record,
+    Release,
+    RoundScript,
+    ScorePersonal,
+    Shown,
+    Step,
+    first_table,
+)
+from fairbed.coordinator.state.script import Fleet as ObservedFleet
 from fairbed.coordinator.state.waits import Waits
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.coordinator.store.tables import MetricRow, Record, RoundRow
+from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.wire.messages import Train
 
 
@@ -191,7 +201,8 @@ class RunServices:
     versions: ModelVersions
     assignments: Assignments
     waits: Waits
-    loss_queries: LossQueries
+    loss_queries: LossQueries | None
+    """None: the selector needs no losses."""
     query_executor: LossQueryExecutor
     personal_scores: PersonalScores
     own_data_tests: OwnDataTests
@@ -206,36 +217,20 @@ class RunServices:
     """Receives the reports of a wait for devices."""
 
 
-@dataclass(slots=True, kw_only=True)
-class OpenRound:
-    """The open round."""
+@dataclass(slots=True)
+class _OpenRound:
+    """What the driver keeps of a round from one step to another."""
 
-    table: Round
     merge: RoundMerge
-    started: float
-    """Start of the round's duration, on the coordinator's clock: the dispatch."""
-    selections: SelectionBuilder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedRound:
-    """A round whose table accepts no further event."""
-
-    table: Round
-    merge: RoundMerge
-    selection: Selection
-    started: float
-    collected: float
+    observed_at: float = 0.0
+    """When the fleet was last observed, on the coordinator's clock."""
+    collected: float = 0.0
     """End of collecting, when merging begins."""
-    lag_p99_s: float
-    ended: list[Exchange]
-    """Exchanges that ended in this round, dispatched in it or earlier."""
-    merged: set[str]
-    """Devices whose update enters the next model."""
-    assignments: dict[tuple[str, int], Assignment]
+    lag_p99_s: float = 0.0
+    assignments: dict[tuple[str, int], Assignment] = field(default_factory=dict)
     """Assignments of all exchanges, open ones included, by device and round."""
-    rounds_empty: int
-    """Empty rounds up to this one."""
+    row: RoundRow | None = None
+    metric: MetricRow | None = None
 
     def assignment(self, x: Exchange) -> Assignment:
         """Return the assignment of an exchange."""
@@ -259,28 +254,19 @@ class TrainingLoop:
         self._event_log = services.event_log
         self._services = services
         self._attempt = attempt
-        self._next: tuple[Round, RoundMerge] | None = None
-        """The table of the next round, which accepts events already, and its merge."""
-        self._last_closed: float | None = None
-        """When the last round of this process ended; None before."""
+        self._script = RoundScript(self._decisions, self._open_first)
+        self._next_merge = RoundMerge(None, self._registry)
+        """The merge of the next round, whose table accepts events already."""
         self._frozen: set[str] = set()
         """Devices whose virtual queue was frozen after the last round."""
         self._mini_batched = 0
         """Devices whose mini-batches were reported to be too small for the rule."""
         self._may_run = anyio.Event()
         self._may_run.set()
-        self._next_config: CoordinatorConfig | None = None
-        """Replaces the configuration when the next round begins."""
         self._open_round: int | None = None
         self._first_round = 1
-        self._rounds_empty = 0
-        """Empty rounds so far: no device was selected or queried, and no update arrived."""
         self._empty_reports: _Reports | None = None
         """Reports of a stretch of empty rounds; None outside one."""
-        self._was_empty = False
-        """The last round was empty."""
-        self._last_round: int | None = None
-        """The run ends after this round, which an operator ended early; None: after the last."""
 
     @property
     def _config(self) -> CoordinatorConfig:
@@ -290,7 +276,7 @@ class TrainingLoop:
     @property
     def next_config(self) -> CoordinatorConfig:
         """The configuration of the next round."""
-        return self._next_config or self._config
+        return self._script.next_config or self._config
 
     @property
     def next_round(self) -> int:
@@ -302,7 +288,7 @@ class TrainingLoop:
 
         A wait for devices takes its numbers at once.
         """
-        self._next_config = config
+        self._script.next_config = config
         self._set_wanted(config)
         self._fleet.notify()
 
@@ -317,7 +303,7 @@ class TrainingLoop:
 
     def stop_after_round(self) -> int | None:
         """End the run after the open round; return it, or None if no round is open."""
-        self._last_round = self._open_round
+        self._script.last_round = self._open_round
         return self._open_round
 
     async def run(self, first_round: int) -> None:
@@ -327,7 +313,7 @@ class TrainingLoop:
             FleetMissingError: Too few devices joined in time.
             NothingAggregatedError: No update entered the model in any round.
         """
-        is_over = first_round > self._end_of_run
+        is_over = first_round > self._script.end_of_run
         waits = self._services.waits
         self._set_wanted(self._config)
         waits.next_round = first_round
@@ -339,57 +325,84 @@ class TrainingLoop:
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
         if self._event_log.store.evaluated_round() < first_round - 1:  # killed before it was done
-            await self._evaluate(first_round - 1, self._attempt)
+            await self._evaluate_again(first_round - 1)
         round_id = first_round
-        while round_id <= self._end_of_run:
+        while round_id <= self._script.end_of_run:
             self._first_round = round_id
             await self._wait_to_begin(round_id)
             self._open_round, waits.next_round = round_id, round_id + 1
             await self.run_round(round_id)
             self._open_round, self._attempt = None, 0
-            if self._last_round is not None:
+            if self._script.last_round is not None:
                 return
             round_id += 1
         if all(device.aggregated_round is None for device in self._registry):
             raise NothingAggregatedError(self._config.rounds)
 
     async def run_round(self, round_id: int) -> None:
-        """Run one round: select, dispatch, collect, merge, record, evaluate.
-
-        Synchronous: collecting ends when every device of the cohort has finished, has failed or
-        has missed the deadline. With late updates, an exchange that misses the deadline stays
-        open, and a later round merges it. Asynchronous: collecting also dispatches a replacement
-        whenever a device finishes, and ends after `round.buffer` updates of any version.
-        """
-        self._apply_next_config(round_id)
-        losses = await self._query_losses(round_id)
-        opened, trains = self._select(round_id, losses)
-        self._dispatch(opened, trains)
-        await self._collect(opened)
-        closed = self._close(opened)  # Awaits nothing: no event is lost between two tables.
-        closed_at = await self._merge(closed)
-        why = self._decisions.explain(closed.selection)
-        self._learn(closed)
-        row = await self._record(closed, closed_at, why)
-        await self._wait_for_personal_scores(closed)
-        metric = await self._evaluate(closed.table.id, closed.table.attempt)
+        """Run one round, as its script demands."""
+        current, script, answer = _OpenRound(self._next_merge), self._script.round(), None
+        while True:
+            try:
+                step = script.send(answer)
+            except StopIteration as end:
+                closed: ClosedRound = end.value
+                break
+            if isinstance(step, Instant):
+                answer = self._at_once(current, step)
+            else:
+                answer = await self._wait_for(current, step)
+        assert current.row is not None, "a round is recorded"
         cohort = tuple(closed.table.exchanges)
-        is_repeated = row.is_empty and self._was_empty
-        self._was_empty = row.is_empty
-        self._services.on_progress(RoundProgress(row, cohort, metric, is_repeated))
+        progress = RoundProgress(current.row, cohort, current.metric, closed.is_repeated)
+        self._services.on_progress(progress)
 
-    def _apply_next_config(self, round_id: int) -> None:
-        """Take the configuration that an operator chose, before anything of the round is decided.
+    def _at_once(self, current: _OpenRound, step: Instant[Any]) -> Any:
+        """Let happen what takes no time; return what the script is told.
 
-        The queues of the last round have advanced by the old beta; this round's will by the new.
+        A plain function, which cannot wait: no event is lost between two tables.
         """
-        if self._next_config is None:
-            return
-        self._decisions.reconfigure(self._next_config)
-        self._next_config = None
-        if self._next is not None:
-            table = self._next[0]
-            table.set_limits(self._config.round.deadline_s, self._config.updates_per_version)
+        match step:
+            case Observe():
+                return self._observe(current)
+            case Dispatch():
+                self._dispatch(current, step)
+            case Release(exchanges=exchanges):
+                self._release(exchanges)
+            case GiveUp(reason=reason):
+                self._executor.end_all(reason)
+            case Close():
+                self._close(current, step)
+        return None
+
+    async def _wait_for(self, current: _OpenRound, step: Step[Any]) -> Any:
+        """Let happen what takes time; return what the script is told."""
+        match step:
+            case Collect():
+                await self._executor.wait_over(self._table)
+            case AwaitChange():
+                await self._executor.wait_changed(self._config.round.void_wait_s)
+                return self._executor.in_memory
+            case AwaitDevices():
+                await self._await_devices(self._table)
+            case Merge(closed=closed):
+                return await self._merge(current, closed)
+            case Record():
+                await self._record(current, step)
+            case Evaluate(closed=closed, is_last=is_last):
+                table = closed.table
+                current.metric = await self._evaluate(table.id, table.attempt, is_last=is_last)
+            case QueryLosses():
+                await self._query_losses(step)
+            case ScorePersonal(closed=closed):
+                await self._wait_for_personal_scores(closed)
+        return None
+
+    @property
+    def _table(self) -> Round:
+        """The open table."""
+        assert self._script.table is not None, "a round has begun"
+        return self._script.table
 
     def pause(self) -> None:
         """Begin no further round; the open round ends as usual."""
@@ -409,7 +422,7 @@ class TrainingLoop:
             {
                 "decisions": self._decisions.to_state(),
                 "registry": self._registry.to_state(),
-                "rounds_empty": self._rounds_empty,
+                "rounds_empty": self._script.rounds_empty,
             }
         )
 
@@ -418,13 +431,7 @@ class TrainingLoop:
         saved = msgspec.msgpack.decode(state)
         self._registry.load_state(saved["registry"])
         self._decisions.load_state(saved["decisions"])
-        self._rounds_empty = saved["rounds_empty"]
-
-    @property
-    def _end_of_run(self) -> int:
-        """The last round, if no further one is empty."""
-        planned = self._config.rounds + self._rounds_empty
-        return planned if self._last_round is None else self._last_round
+        self._script.rounds_empty = saved["rounds_empty"]
 
     async def _wait_to_begin(self, round_id: int) -> None:
         """Wait for the link, the operator and the devices without which no round begins.
@@ -531,53 +538,57 @@ class TrainingLoop:
             self._event_log.event("waiting", line)
             self._services.on_waiting(line)
 
-    async def _query_losses(self, round_id: int) -> ReportedLosses | None:
-        """Query devices for the losses that the selector needs; None if it needs none."""
-        services = self._services
-        with services.waits.waiting("losses", round_id, services.query_executor.open_devices):
-            losses = await services.loss_queries.run(round_id, self._attempt)
-        if losses is not None:
-            await self._fleet.wait_settled()  # The link may have been down during the query.
-        return losses
+    async def _query_losses(self, step: QueryLosses) -> None:
+        """Query devices for the losses that the selector needs."""
+        services, query = self._services, step.query
+        assert services.loss_queries is not None, "the selector needs losses"
+        with services.waits.waiting("losses", query.round, services.query_executor.open_devices):
+            await services.loss_queries.run(step.demand, query)
+        await self._fleet.wait_settled()  # The link may have been down during the query.
 
-    def _select(
-        self, round_id: int, losses: ReportedLosses | None
-    ) -> tuple[OpenRound, dict[str, Train]]:
-        """Begin the round and select its cohort; return the `Train` message of each device."""
-        table, merge = self._next or self._open_first(round_id)
-        started = self._event_log.now()
-        count = self._config.cohort_size - table.open_count if table.is_buffered else None
-        queries = self._services.loss_queries
-        trains, selection = self._services.assignments.select(
-            table, count, losses=losses, has_reported=queries.has_reported
+    def _observe(self, current: _OpenRound) -> ObservedFleet:
+        """Return the fleet at this instant."""
+        registry, now = self._registry, self._event_log.now()
+        current.observed_at = now
+        return ObservedFleet(
+            roster=registry,
+            now=now,
+            transfer_bits=self._versions.transfer_bits(),
+            absences=lambda is_available: registry.absences(is_available, now),
         )
-        self._begin_merge(round_id, merge)  # After the selection, which counts the devices.
-        queries.dismiss(round_id, list(trains))
-        self._report_mini_batches(round_id, selection.n_k)
-        opened = OpenRound(
-            table=table, merge=merge, started=started, selections=SelectionBuilder(selection)
-        )
-        return opened, trains
 
-    def _dispatch(self, opened: OpenRound, trains: dict[str, Train]) -> None:
-        """Send the cohort its `Train` messages."""
-        table = opened.table
-        self._services.loop_lag.start()
+    def _dispatch(self, current: _OpenRound, step: Dispatch) -> None:
+        """Send a cohort its `Train` messages."""
+        table, query, is_first = self._table, step.query, not step.selections_before
+        has_reported = set[str]() if query is None else query.answered()
+        trains = self._services.assignments.assign(
+            table, step.selection, current.observed_at, has_reported
+        )
+        if is_first:
+            self._begin_merge(table.id, current.merge)  # After the selection: it counts devices.
+            if query is not None:
+                dismissed = sorted(has_reported.difference(trains))
+                self._services.query_executor.dismiss(table.id, dismissed)
+            self._report_mini_batches(table.id, step.selection.n_k)
+            self._services.loop_lag.start()
         if trains:
-            self._event_log.event("dispatched", " ".join(trains), round_id=table.id)
-        if table.is_buffered:
-            table.begin(opened.started)
-        if trains or table.is_buffered:
+            kind = "dispatched" if is_first else "replacement"
+            self._event_log.event(kind, " ".join(trains), round_id=table.id)
+        if trains or (is_first and table.is_buffered):
             self._send(table, trains)
-        if table.is_buffered and self._last_closed is not None:
-            opened.started = self._last_closed  # Devices work between asynchronous rounds, too.
-        elif trains and not table.is_buffered:
-            opened.started = next(iter(table.exchanges.values())).dispatched
+
+    def _release(self, exchanges: Sequence[Exchange]) -> None:
+        """Let devices be selected again in this round."""
+        for x in exchanges:
+            self._registry.release(
+                x.device, has_trained=x.offer is not None, is_draining=x.state in DRAINING
+            )
 
     def _send(self, table: Round, trains: dict[str, Train]) -> None:
         """Open the exchanges of devices and send them their `Train` messages."""
         self._executor.dispatch(table, trains, self._versions.vector)
-        self._services.personal_scores.expect(trains)
+        if self._config.personalisation.is_on:
+            self._services.personal_scores.expect(trains)
         self._record_releases([table.exchanges[device] for device in trains])
 
     def _record_releases(self, exchanges: Sequence[Exchange]) -> None:
@@ -586,16 +597,23 @@ class TrainingLoop:
             for x in exchanges:
                 self._event_log.add(release_row(x, x.device))
 
-    async def _collect(self, opened: OpenRound) -> None:
-        """Wait for the updates of the round; asynchronous: dispatch replacements meanwhile."""
-        table = opened.table
-        if table.is_buffered:
-            await self._collect_and_replace(opened)
-        elif table.exchanges:
-            await self._executor.wait_over(table)
-        else:
+    async def _await_devices(self, table: Round) -> None:
+        """Wait until the availability changes or a late exchange ends, at most for `deadline_s`."""
+        fleet, settings = self._fleet, self._config.round
+        if not table.exchanges:
             self._report_no_cohort(table.id)
-            await wait_for_any_device(self._executor, self._fleet, self._config.round, table)
+        if table.is_idle:
+            await fleet.wait_change(settings.void_wait_s)
+            return
+        async with anyio.create_task_group() as group:
+
+            async def wait_change() -> None:
+                await fleet.wait_change(settings.deadline_s)
+                group.cancel_scope.cancel()
+
+            group.start_soon(wait_change)
+            await self._executor.wait_exchange_end(table)
+            group.cancel_scope.cancel()
 
     def _report_no_cohort(self, round_id: int) -> None:
         """Report a round without a cohort: a stretch of empty ones at its start and at intervals.
@@ -603,7 +621,8 @@ class TrainingLoop:
         A fleet may be unwilling for days, at a round per second.
         """
         log, registry, now = self._event_log, self._registry, self._event_log.now()
-        if self._services.loss_queries.rows:
+        queries = self._services.loss_queries
+        if queries is not None and queries.rows:
             log.event("void", "no device answered the loss query", round_id=round_id)
         elif self._empty_reports is None:
             log.event("void", "no device was available", round_id=round_id)
@@ -613,68 +632,22 @@ class TrainingLoop:
             log.event("waiting", line, round_id=round_id)
             self._services.on_waiting(line)
 
-    async def _collect_and_replace(self, opened: OpenRound) -> None:
-        """Collect until the buffer is full; replace each device that finishes."""
-        table = opened.table
-
-        def dispatch(count: int, selections_before: int) -> None:
-            trains, selection = self._services.assignments.select(table, count, selections_before)
-            opened.selections.add(selection)
-            if trains:
-                self._event_log.event("replacement", " ".join(trains), round_id=table.id)
-                self._send(table, trains)
-
-        async with anyio.create_task_group() as group:
-            dispatcher = AsyncDispatcher(
-                self._executor, self._registry, self._config, self._event_log.now, dispatch
-            )
-            group.start_soon(dispatcher.run, table, name="coordinator.async_dispatch")
-            await self._executor.wait_over(table)
-            group.cancel_scope.cancel()
-        if table.is_void:
-            if not table.exchanges:
-                self._report_no_cohort(table.id)
-            await self._fleet.wait_change(self._config.round.void_wait_s)
-
-    def _close(self, opened: OpenRound) -> ClosedRound:
-        """Close the table of a round and open the next one.
-
-        This method must not await: each event belongs to one of the two tables.
-        """
-        table, now = opened.table, self._event_log.now()
-        lag_p99_s = self._services.loop_lag.p99_s()
-        if table.is_empty and not self._services.loss_queries.rows:
-            self._rounds_empty += 1
-        else:
+    def _close(self, current: _OpenRound, step: Close) -> None:
+        """Open the next table: each event belongs to one of the two."""
+        current.collected = self._event_log.now()
+        current.lag_p99_s = self._services.loop_lag.p99_s()
+        if not step.closed.is_empty:
             self._empty_reports = None
-        if table.id == self._end_of_run:
-            self._executor.end_all("the run is over")
-        ended = [x for x in table.all_exchanges() if x.is_over]
-        merged = {x.device for x in ended if x.state is ExchangeState.DONE}
-        self._next = (
-            table.successor(table.version + bool(merged)),
-            RoundMerge(None, self._registry),
-        )
-        self._executor.open(*self._next)
-        return ClosedRound(
-            table=table,
-            merge=opened.merge,
-            selection=opened.selections.build(),
-            started=opened.started,
-            collected=now,
-            lag_p99_s=lag_p99_s,
-            ended=ended,
-            merged=merged,
-            assignments=self._services.assignments.close(ended),
-            rounds_empty=self._rounds_empty,
-        )
+        self._next_merge = RoundMerge(None, self._registry)
+        self._executor.open(step.successor, self._next_merge)
+        current.assignments = self._services.assignments.close(step.closed.ended)
 
-    async def _merge(self, closed: ClosedRound) -> float:
-        """Finish the merge and publish the next version; return the end of the round."""
+    async def _merge(self, current: _OpenRound, closed: ClosedRound) -> Shown:
+        """Finish the merge and publish the next version."""
         table = closed.table
-        pulled = pulled_blobs(closed.assignments, table)
+        pulled = pulled_blobs(current.assignments, table)
         if closed.merged:
-            merge = await closed.merge.finish()
+            merge = await current.merge.finish()
             for note in merge.notes:
                 text = note.about(self._registry.names())
                 self._event_log.event(note.kind, text, level="warning", round_id=table.id)
@@ -690,23 +663,19 @@ class TrainingLoop:
                 level="warning",
                 round_id=table.id,
             )
-        self._last_closed = self._event_log.now()
-        return self._last_closed
-
-    def _learn(self, closed: ClosedRound) -> None:
-        """Update the selector, the estimator and the registry with the exchanges that ended."""
-        table, ended = closed.table, closed.ended
+        closed_at = self._event_log.now()
         observations = [
             observation(
-                x,
-                self._registry[x.device].row,
-                closed.assignment(x).context_before(table.id),
+                x, self._registry[x.device].row, current.assignment(x).context_before(table.id)
             )
-            for x in ended
+            for x in closed.ended
         ]
-        self._decisions.learn(
-            closed.selection, Observations.of(observations), self._left(closed.selection)
-        )
+        return Shown(Observations.of(observations), closed_at, self._registry.left())
+
+    async def _record(self, current: _OpenRound, step: Record) -> None:
+        """Write the rows and the checkpoint of a round in one transaction."""
+        closed, shown, why, log = step.closed, step.shown, step.why, self._event_log
+        table, selection, ended = closed.table, closed.selection, closed.ended
         self._report_frozen(table.id)
         self._report_misses(table.id)
         self._report_context_changes(table.id)
@@ -716,74 +685,69 @@ class TrainingLoop:
             draining=[x.device for x in ended if x.state in DRAINING],
             over=[x.device for x in ended if table.find(x.device) is x],
         )
-
-    def _left(self, selection: Selection) -> list[int]:
-        """Return the rows of devices that have left the fleet before the round selected.
-
-        A device of its cohort leaves with the next round.
-        """
-        n, cohort = len(selection.is_available), set(selection.rows.tolist())
-        return [row for row in self._registry.left() if row < n and row not in cohort]
-
-    async def _record(self, closed: ClosedRound, closed_at: float, why: Explanation) -> RoundRow:
-        """Write the rows and the checkpoint of a round in one transaction."""
-        table, selection, log = closed.table, closed.selection, self._event_log
-        n, left = len(selection.is_available), self._left(selection)
-        here = np.delete(np.arange(n, dtype=np.int64), left)
+        names, n, left = self._registry.names(), len(selection.is_available), shown.left
+        here = np.delete(np.arange(n, dtype=np.int64), list(left))
         queues = self._decisions.selector.queues(n)
-        queues[left] = 0.0  # outside of the guarantee
-        selections = selection_rows(
-            selection, self._registry.names(), self._decisions, closed.merged, why, here
-        )
-        loss_queries = self._services.loss_queries
+        queues[list(left)] = 0.0  # outside of the guarantee
+        selections = selection_rows(selection, names, self._decisions, closed.merged, why, here)
         open_late = [x for x in table.exchanges.values() if x.is_open_late]
-        exchanges = [
-            exchange_row(
-                x,
-                table,
-                closed.assignment(x).known,
-                train=closed.assignment(x).train,
-                dispatched_at_s=log.at_s(x.dispatched),
-                has_reported_loss=closed.assignment(x).has_reported_loss,
+        exchanges = []
+        for x in [*ended, *open_late]:
+            of = current.assignment(x)
+            exchanges.append(
+                exchange_row(
+                    x,
+                    table,
+                    of.known,
+                    train=of.train,
+                    dispatched_at_s=log.at_s(x.dispatched),
+                    has_reported_loss=of.has_reported_loss,
+                )
             )
-            for x in [*closed.ended, *open_late]
-        ]
-        model_bytes = sum(row.bytes_down for row in exchanges[: len(closed.ended)])
+        bytes_down = sum([row.bytes_down for row in exchanges[: len(ended)]])
+        other_down, other_up = self._services.side_traffic.take()
+        loss_query_s, queries = 0.0, self._services.loss_queries
+        if queries is not None:
+            loss_query_s = queries.duration_s(closed.started)
+            bytes_down += queries.bytes_down
         sha256 = self._versions.manifest.sha256
-        row = round_row(
-            table,
-            closed.ended,
-            dispatched_at_s=log.at_s(closed.started),
-            ended_at_s=log.at_s(closed.collected),
-            closed_at_s=log.at_s(closed_at),
-            is_available=selection.is_available,
+        row = current.row = round_row(
+            closed,
+            round_times(
+                closed,
+                dispatched_at_s=log.at_s(closed.started),
+                ended_at_s=log.at_s(current.collected),
+                closed_at_s=log.at_s(shown.closed_at),
+                loss_query_s=loss_query_s,
+            ),
+            self._decisions,
+            names,
+            why=why,
             queues=queues,
-            lag_p99_s=closed.lag_p99_s,
-            bytes_down=model_bytes + loss_queries.bytes_down,
-            other_bytes=self._services.side_traffic.take(),
+            bytes_down=bytes_down + other_down,
+            bytes_up=sum([x.bytes_up for x in ended]) + other_up,
+            lag_p99_s=current.lag_p99_s,
             model_sha256=sha256.hex() if sha256 is not None else "",
             coordinator_encode_s=self._versions.encode_s if closed.merged else None,
-            rounds_empty=closed.rounds_empty,
-            loss_query_s=loss_queries.duration_s(closed.started),
-            choice=choice_columns(why, self._registry.names()) | judged_columns(self._decisions),
         )
-        records: list[Record] = [*fleet_rows(selection), *loss_queries.rows]
-        for record in records:
+        for record in (*fleet_rows(selection), *(() if queries is None else queries.rows)):
             log.add(record)
-        self._record_releases(closed.ended)
+        self._record_releases(ended)
         model = self._versions.vector
         await anyio.to_thread.run_sync(
             log.store.close_round, row, selections, exchanges, self.checkpoint(), model
         )
         self._services.alerts.close_round(table.id, exchanges, closed.rounds_empty)
-        return row
 
-    async def _evaluate(self, round_id: int, attempt: int) -> MetricRow | None:
-        """Evaluate the new model if that is due: last, because no duration may include it."""
+    async def _evaluate_again(self, round_id: int) -> None:
+        """Evaluate the model of a checkpoint whose process was killed before it was done."""
+        is_last = round_id == self._script.end_of_run
+        if self._config.evaluation.is_due(round_id, is_last=is_last):
+            await self._evaluate(round_id, self._attempt, is_last=is_last)
+
+    async def _evaluate(self, round_id: int, attempt: int, *, is_last: bool) -> MetricRow | None:
+        """Evaluate the model after a round: last, because no duration may include it."""
         log, evaluator = self._event_log, self._services.evaluator
-        is_last = round_id == self._end_of_run
-        if not self._config.evaluation.is_due(round_id, is_last=is_last):
-            return None
         started = log.now()
         services = self._services
         with services.waits.waiting("tests", round_id, services.query_executor.open_devices):
@@ -825,13 +789,12 @@ class TrainingLoop:
             with self._services.waits.waiting("scores", closed.table.id, scores.waited_for):
                 await scores.wait(closed.merged, limits.deadline_s)
 
-    def _open_first(self, round_id: int) -> tuple[Round, RoundMerge]:
+    def _open_first(self) -> Round:
         """Open the table of the first round of this process."""
         slots = upload_slots(self._services.agreement.memory_bytes)
-        table = first_table(self._config, round_id, self._attempt, slots)
-        merge = RoundMerge(None, self._registry)
-        self._executor.open(table, merge)
-        return table, merge
+        table = first_table(self._config, self._first_round, self._attempt, slots)
+        self._executor.open(table, self._next_merge)
+        return table
 
     def _begin_merge(self, round_id: int, merge: RoundMerge) -> None:
         agreement, model = self._services.agreement, self._versions.vector

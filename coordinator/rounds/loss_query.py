@@ -1,23 +1,26 @@
 """Loss queries: requests to evaluate the model on devices before a selection, and their replies.
 
-`LossQueries` decides per round whether the selector needs losses. `LossQueryExecutor` sends the
-requests, those of tests after a round included, and feeds the replies into the table of the query
-(`state.loss_query.LossQuery`).
+The script of a round (`state.script`) decides whether the selector needs losses. `LossQueries`
+makes the requests. `LossQueryExecutor` sends them, those of tests after a round included, and feeds
+the replies into the table of the query (`state.loss_query.LossQuery`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import anyio
 
-from fairbed.coordinator.algorithms.selection.base import TwoStepSelector
 from fairbed.coordinator.messaging.publisher import Publisher
-from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import MAX_LOSS, Decisions
-from fairbed.coordinator.policy.selection import LossDemand, ReportedLosses
-from fairbed.coordinator.records.rows import loss_query_rows, reported_losses
+from fairbed.coordinator.policy.selection import LossDemand
+from fairbed.coordinator.records.rows import loss_query_rows
 from fairbed.coordinator.rounds.executor import RESEND_S
 from fairbed.coordinator.rounds.model_versions import ModelVersions
-from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, fault_in_reply
+from fairbed.coordinator.state.loss_query import (
+    LossQuery,
+    QueryOutcome,
+    fault_in_reply,
+    pulled_manifest,
+)
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import LossQueryRow
@@ -162,18 +165,19 @@ class LossQueryExecutor:
 
 
 class LossQueries:
-    """Queries losses before each selection if the selector needs them; keeps the outcomes."""
+    """Sends the loss queries before selections; keeps the outcomes of the last one.
+
+    Made only for a selector that needs losses.
+    """
 
     def __init__(
         self,
-        config: CoordinatorConfig,
         decisions: Decisions,
         registry: Registry,
         versions: ModelVersions,
         executor: LossQueryExecutor,
         event_log: EventLog,
     ) -> None:
-        self._config = config
         self._decisions = decisions
         self._registry = registry
         self._versions = versions
@@ -182,39 +186,25 @@ class LossQueries:
         self._started: float | None = None
         self.rows: list[LossQueryRow] = []
         """The outcomes in this round."""
-        registry.needs_losses = isinstance(decisions.selector, TwoStepSelector)
+        registry.needs_losses = True
 
-    async def run(self, round_id: int, attempt: int) -> ReportedLosses | None:
-        """Query the losses of a round; return None if the selector needs none."""
-        now = self._event_log.now()
-        self._started, self.rows = None, []
-        demand = self._decisions.loss_demand(
-            round_id, self._registry, self._versions.transfer_bits(), now
-        )
-        if demand is None:
-            return None
+    async def run(self, demand: LossDemand, query: LossQuery) -> None:
+        """Query the losses of a round until each device has an outcome in `query`."""
+        self._started = None
         names = [self._registry.names()[row] for row in demand.rows.tolist()]
-        query = LossQuery(round_id, attempt, self._config.selection.loss_query_timeout_s)
         requests = {name: self._request(name, demand, query) for name in names}
         if requests:
-            self._started = now
-            self._event_log.event("loss query", " ".join(names), round_id=round_id)
+            self._started = self._event_log.now()
+            self._event_log.event("loss query", " ".join(names), round_id=query.round)
             await self._executor.execute(query, requests)
         late = [x.device for x in query.devices.values() if x.outcome is QueryOutcome.LATE]
-        self._registry.drain(late, round_id)
-        self.rows = loss_query_rows(query, requests)
-        losses = reported_losses(demand, query, self._registry.names())
-        self._decisions.learn_replies(round_id, losses)
-        return losses
+        self._registry.drain(late, query.round)
 
-    def dismiss(self, round_id: int, selected: Collection[str]) -> None:
-        """Notify devices that replied but were not selected."""
-        self._executor.dismiss(round_id, sorted(self.has_reported.difference(selected)))
+        def bytes_down(device: str, reply: EvaluateReply) -> int:
+            pulled = pulled_manifest(reply, requests[device])
+            return 0 if pulled is None else pulled.size_bytes
 
-    @property
-    def has_reported(self) -> set[str]:
-        """Devices that have reported a loss in this round."""
-        return {row.device for row in self.rows if row.outcome == QueryOutcome.ANSWERED.value}
+        self.rows = loss_query_rows(query, bytes_down)
 
     @property
     def bytes_down(self) -> int:
@@ -222,20 +212,18 @@ class LossQueries:
         return sum(row.bytes_down for row in self.rows)
 
     def duration_s(self, dispatched: float) -> float:
-        """Return the seconds from the first request to the dispatch; 0 without a query."""
+        """Return the seconds from the first request to the dispatch; 0 without a request."""
         return 0.0 if self._started is None else dispatched - self._started
 
     def _request(self, name: str, demand: LossDemand, query: LossQuery) -> EvaluateRequest:
-        device, batch = self._registry[name], self._config.training.batch_size
+        device, config = self._registry[name], self._decisions.config
         return EvaluateRequest(
             round=query.round,
             attempt=query.attempt,
             model=self._versions.manifest,
-            examples=batch if demand.sample == "batch" else None,
+            examples=config.training.batch_size if demand.sample == "batch" else None,
             seed=self._decisions.query_seed(query.round, device.row),
             limit_s=query.limit_s,
             coding=self._versions.coding(device),
-            local_values=self._config.local_values(
-                self._event_log.store.run_id, device.aggregated_round
-            ),
+            local_values=config.local_values(self._event_log.store.run_id, device.aggregated_round),
         )

@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping
 
 import anyio
 
-from fairbed.coordinator.records.rows import quality_columns
+from fairbed.coordinator.records.rows import personal_row
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.coordinator.store.tables import PersonalScoreRow
 from fairbed.wire.evaluation import ONE_CLASS, Predicted, fault_in_measures, quality_in
 from fairbed.wire.messages import PersonalScore, Train
 
@@ -50,15 +49,9 @@ class PersonalScores:
             return
         self._missing.pop(device, None)
         if score.n and fault_in_measures(self._task, score) is None:
-            self._event_log.add(
-                PersonalScoreRow(
-                    round=score.round,
-                    device=device,
-                    n=score.n,
-                    loss=score.loss,
-                    **quality_columns(score.n, score.loss, quality_in(self._task, score)),
-                )
-            )
+            quality = quality_in(self._task, score)
+            row = personal_row(score.round, device, score.n, score.loss, quality)
+            self._event_log.add(row)
         self._end(device)
 
     async def wait(self, devices: Collection[str], limit_s: float) -> None:

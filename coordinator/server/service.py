@@ -402,15 +402,18 @@ class Coordinator:
             open_devices=executor.open_devices,
             stall_alert_s=self._stall_alert_s,
         )
+        loss_queries = None
+        if decisions.queries_losses:
+            loss_queries = LossQueries(decisions, registry, versions, query_executor, log)
         return RunServices(
             decisions=decisions,
             fleet=fleet,
             agreement=agreement,
             versions=versions,
-            assignments=Assignments(decisions, registry, versions, log.now, self._store.run_id),
+            assignments=Assignments(decisions, registry, versions, self._store.run_id),
             waits=waits,
             query_executor=query_executor,
-            loss_queries=LossQueries(config, decisions, registry, versions, query_executor, log),
+            loss_queries=loss_queries,
             personal_scores=PersonalScores(log, self._setup.artifact.spec.predicted),
             own_data_tests=OwnDataTests(
                 config, fleet, versions, query_executor, log, self._setup.artifact.spec.predicted

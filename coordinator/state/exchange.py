@@ -64,6 +64,10 @@ _OPEN = frozenset(
 )
 
 
+DRAINING = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED, ExchangeState.LOST})
+"""States in which the device may still be at work although its exchange is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contention:
     """By how much the busy host can have prolonged the phases of an exchange, seconds."""

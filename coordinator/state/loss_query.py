@@ -11,6 +11,9 @@ suspended while the coordinator has no link.
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.wire.evaluation import ONE_CLASS, Predicted, fault_in_measures
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
@@ -72,6 +75,15 @@ class LossQuery:
     def open_devices(self) -> list[str]:
         """Return the devices whose reply is expected."""
         return list(self._open)
+
+    def answered(self) -> set[str]:
+        """Return the devices with a valid reply."""
+        return {x.device for x in self.devices.values() if x.outcome is QueryOutcome.ANSWERED}
+
+    def losses(self) -> Floats:
+        """Return the losses in the order of the requests, nats, shape (K,); NaN without a reply."""
+        replies = (x.reply for x in self.devices.values())
+        return np.array([np.nan if one is None else one.loss for one in replies], dtype=np.float64)
 
     def is_open(self, device: str) -> bool:
         """Return whether a reply of a device is expected."""

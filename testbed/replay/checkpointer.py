@@ -169,7 +169,7 @@ class Checkpointer:
             for fleet_row in fleet_rows(replayed.choice):
                 store.add(fleet_row)
         if replayed.queried is not None:
-            for query_row in replayed.queried.named(self._names):
+            for query_row in replayed.queried.rows(self._names):
                 store.add(query_row)
         for row, text in replayed.reached_limits:
             store.add(self._warning(replayed, "misses", text, self._names[row]))

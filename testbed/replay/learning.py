@@ -241,8 +241,7 @@ class Learning:
         self._rule, self._local = rule, local
         self._privacy, self._noise = decisions.config.privacy.request(), SeededNoise()
         self.personal_scores: list[PersonalScoreOf] = []
-        """Scores of the personal models that were trained since the last evaluation, if the last
-        call of `train` made one."""
+        """What `score_personal` found since the last call of `train`."""
         self._before: dict[int, Vector] = {}
         """Earlier model versions that devices in flight still train, by number."""
         self.evaluate_s = 0.0
@@ -270,8 +269,6 @@ class Learning:
         version: int,
         batches: Sequence[VersionBatch],
         needed: Collection[int],
-        *,
-        is_last: bool = False,
     ) -> list[Learned]:
         """Train devices, each from its model version, and merge a part into the next version.
 
@@ -283,7 +280,6 @@ class Learning:
             version: Number of the current model version.
             batches: Devices that completed local training, by the round of their dispatch.
             needed: Versions that devices in flight still train.
-            is_last: The round is the last one.
 
         Returns:
             The reports of each batch.
@@ -294,7 +290,6 @@ class Learning:
         self.personal_scores, self.notes = [], ()
         if not batches:
             self._before = self._kept(needed)
-            self._score_personal(round_id, is_last)
             return []
         layout = self._trainer.spec.layout
         accumulator = self._decisions.begin_merge(
@@ -325,7 +320,6 @@ class Learning:
                 for at in places.tolist():
                     one.weights[at] = next(weights)
             self._vector = self._codings.version(merge.vector, self._vector, rng)
-        self._score_personal(round_id, is_last)
         return learned
 
     def _train(
@@ -503,11 +497,10 @@ class Learning:
         )
         personal.train(w_t, jobs, request, batch.round)
 
-    def _score_personal(self, round_id: int, is_last: bool) -> None:
-        """Score the personal models that have changed, if an evaluation is due."""
-        is_due = self._config.evaluation.is_due(round_id, is_last=is_last)
+    def score_personal(self) -> None:
+        """Score the personal models that have changed since the last call."""
         may_send = self._privacy is None or self._privacy.scores
-        if self._personal is not None and is_due and may_send:
+        if self._personal is not None and may_send:
             self.personal_scores = self._personal.scores()
 
     def _kept(self, needed: Collection[int]) -> dict[int, Vector]:
@@ -563,13 +556,8 @@ class Learning:
         )
         return self._reported(rows, found)
 
-    def evaluate(self, round_id: int, *, is_last: bool = False) -> Mapping[str, Score] | None:
-        """Return the scores of the current model on each device's held-out data, by name.
-
-        None when `[evaluation] every` leaves this round out.
-        """
-        if not self._config.evaluation.is_due(round_id, is_last=is_last):
-            return None
+    def evaluate(self) -> Mapping[str, Score]:
+        """Return the scores of the current model on each device's held-out data, by name."""
         started = time.perf_counter()
         scores = self._evaluator.evaluate(self._vector)
         self.evaluate_s = time.perf_counter() - started

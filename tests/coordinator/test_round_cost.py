@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from fairbed.coordinator.rounds.async_dispatch import ReleasedDevices
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.round import (
     AcceptUpdate,
@@ -19,6 +18,7 @@ from fairbed.coordinator.state.round import (
     Tick,
     VerifyUpdate,
 )
+from fairbed.coordinator.state.script import ReleasedDevices
 from tests.coordinator.builders import offer
 from tests.coordinator.state.test_loss_query import reply
 from tests.steps import steps
@@ -117,7 +117,7 @@ def a_buffered_round_releases_finished_devices(devices: int) -> None:
     for name in driver.names[1:]:
         driver.feed(Offered(name, offer()))
         driver.upload()
-        assert [x.device for x in releases.take(lambda x: x.is_over)] == [name]
+        assert [x.device for x in releases.take()] == [name]
 
 
 def a_loss_query(devices: int) -> None:

@@ -1,8 +1,7 @@
 """The engine of a replay: the rounds of the live coordinator on a virtual clock.
 
-It drives the decisions and the table of the live coordinator; a world models the devices. Rounds
-are synchronous or asynchronous, and exchanges that miss the deadline are dropped or continue: one
-loop runs all of them, and they differ in the exchanges that outlive a round in the table.
+It drives the script of a round (`coordinator.state.script`): a world models the devices, an event
+heap moves the clock, and what trains does so when a round closes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +17,31 @@ from fairbed.coordinator.algorithms.estimation.base import CONTEXT
 from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
 from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import Observations, Selection, SelectionBuilder
+from fairbed.coordinator.policy.selection import Observations, Selection
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.state.exchange import ExchangeState
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.round import Round
+from fairbed.coordinator.state.script import (
+    AwaitChange,
+    AwaitDevices,
+    Close,
+    ClosedRound,
+    Collect,
+    Dispatch,
+    Evaluate,
+    Fleet,
+    GiveUp,
+    Merge,
+    Observe,
+    QueryLosses,
+    Record,
+    Release,
+    RoundScript,
+    ScorePersonal,
+    Shown,
+    Step,
+    Train,
+)
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.errors import NoDeviceError
 from fairbed.testbed.replay.engine.claims import Claims
@@ -36,9 +56,6 @@ from fairbed.testbed.replay.world.world import (
     World,
 )
 from fairbed.wire.messages import COMPUTE_PHASES
-
-OVER = "the run is over"
-"""Why the last round ends the exchanges that are still open."""
 
 MAX_ABSENCE_S = 7 * 86_400.0
 """Longest time without an available device, on the virtual clock. Habits of owners repeat after a
@@ -72,16 +89,14 @@ class Position:
 class ReplayedRound:
     """One round that is over, after its observations were learned."""
 
-    choice: Selection
-    """All selections of the round."""
+    closed: ClosedRound
+    """The round as its script tells it."""
     snapshot: FleetSnapshot
     """The fleet at the first selection."""
     started_s: float
     """Start on the virtual clock; a loss query is part of the round."""
     lasted_s: float
     """Duration from the dispatch to the end."""
-    table: Round
-    """Table of the coordinator at the end of the round."""
     exchanges: Sequence[ReplayedExchange]
     """Exchanges dispatched in this round, in the order of `choice`; open ones still change."""
     outcome: tuple[str, ...]
@@ -101,6 +116,16 @@ class ReplayedRound:
     """Internal errors in models of devices."""
     why: Explanation | None = None
     """Why the devices were selected, or not; None: it was not asked for."""
+
+    @property
+    def choice(self) -> Selection:
+        """All selections of the round."""
+        return self.closed.selection
+
+    @property
+    def table(self) -> Round:
+        """Table of the coordinator at the end of the round."""
+        return self.closed.table
 
     @property
     def query_s(self) -> float:
@@ -149,21 +174,31 @@ def flags(exchanges: Sequence[ReplayedExchange], name: str) -> Bools:
 
 
 @dataclass(slots=True)
-class ReplayContext:
+class _OpenRound:
     """The open round."""
 
-    id: int
     started_s: float
     last: LastRound
     """Participation before the next selection; an exchange that ends in this round changes it."""
+    fleet: FleetSnapshot = field(init=False)
+    """The fleet at this instant."""
     snapshot: FleetSnapshot = field(init=False)
-    selections: SelectionBuilder = field(init=False)
+    """The fleet at the first selection."""
+    began: float = 0.0
+    """Instant of the first dispatch, on the clock of the table."""
+    lasted_s: float = 0.0
     queried: QueriedLosses | None = None
     faults: list[ModelFault] = field(default_factory=list)
+    exchanges: Sequence[ReplayedExchange] = ()
+    """Those that were dispatched in it."""
+    over: Sequence[ReplayedExchange] = ()
+    """Those that ended in it."""
+    why: Explanation | None = None
+    scores: Mapping[str, Score] | None = None
 
 
 class ReplayEngine:
-    """Replays the rounds of an experiment.
+    """Replays the rounds of an experiment: a driver of `coordinator.state.script`.
 
     Args:
         decisions: Decisions of the coordinator, which learn; their configuration ends rounds.
@@ -184,11 +219,16 @@ class ReplayEngine:
     ) -> None:
         self.decisions, self.world, self.cohort = decisions, world, cohort
         self._claims = Claims(attacks or {})
-        self._explains = explains
         self.at = Position.start(len(world))
         self._absent_until_s = 0.0
         """No device is available before this instant."""
         self._in_flight = InFlight(decisions.config, world)
+        self._script = RoundScript(
+            decisions,
+            lambda: self._in_flight.table,
+            explains=explains,
+            trains_at_close=cohort is not None,
+        )
 
     def replay(self, rounds: int) -> Iterator[ReplayedRound]:
         """Replay until `rounds` rounds were not empty; yield each round when it is over.
@@ -201,54 +241,77 @@ class ReplayEngine:
             yield self.replay_round(rounds)
 
     def replay_round(self, rounds: int) -> ReplayedRound:
-        """Replay one round: select, dispatch, run events, train and merge, learn.
+        """Replay one round, as its script demands.
 
         Args:
             rounds: The replay ends when so many rounds were not empty.
         """
-        flight = self._in_flight
-        flight.begin_round()
-        current = ReplayContext(flight.table.id, flight.now, self.at.last)
-        current.snapshot = self._observe(current)
-        self._query_losses(current)
-        self._select(current, current.snapshot)
-        began = flight.clock
-        self._run_events(current)
-        is_last = current.id - self.at.rounds_empty == rounds and not self._is_empty(current)
-        if is_last:
-            flight.give_up(OVER)
-        over, own = flight.over, flight.dispatched
-        self._train_and_merge(over, is_last)
-        self._claims.on_over(over)
-        flight.notify_world()
-        choice = current.selections.build()
-        why = self.decisions.explain(choice) if self._explains else None
-        self.decisions.learn(choice, _observations(over, current.id))
-        table, is_empty = flight.table, self._is_empty(current)
-        last, before = self._hand_over(choice, over), self.at
-        rounds_empty, since_s = before.rounds_empty + is_empty, None
-        if is_empty:
-            since_s = before.now if before.empty_since_s is None else before.empty_since_s
-        self.at = Position(current.id, flight.now, last, rounds_empty, since_s)
-        scores = None
-        if self.cohort is not None:
-            scores = self.cohort.evaluate(current.id, is_last=is_last)
+        self._script.planned = rounds
+        self._in_flight.begin_round()
+        current = _OpenRound(self._in_flight.now, self.at.last)
+        script, answer = self._script.round(), None
+        while True:
+            try:
+                step = script.send(answer)
+            except StopIteration as end:
+                return self._over(current, end.value)
+            answer = self._answer(current, step)
+
+    def _answer(self, current: _OpenRound, step: Step[Any]) -> Any:
+        """Let happen what the script demands; return what it is told."""
+        match step:
+            case Observe():
+                return self._observe(current)
+            case QueryLosses():
+                self._query_losses(current, step)
+            case Dispatch():
+                self._dispatch(current, step)
+            case Collect():
+                self._in_flight.run_round()
+            case AwaitChange(has_places=has_places):
+                flight, wait_s = self._in_flight, self.decisions.config.round.void_wait_s
+                flight.step(flight.clock + wait_s if has_places else np.inf)
+                return ()
+            case Release(exchanges=exchanges):
+                self._release(current, exchanges)
+            case AwaitDevices():
+                self._wait_for_devices(current)
+            case GiveUp(reason=reason):
+                self._in_flight.give_up(reason)
+            case Train():
+                self._train_and_merge()
+            case Close(closed=closed, successor=successor):
+                self._close(current, closed, successor)
+            case Merge(closed=closed):
+                observed = _observations(current.over, closed.table.id)
+                return Shown(observed, self._in_flight.now)
+            case Record(why=why):
+                current.why = why
+            case ScorePersonal(is_due=is_due):
+                if self.cohort is not None and is_due:
+                    self.cohort.score_personal()
+            case Evaluate():
+                if self.cohort is not None:
+                    current.scores = self.cohort.evaluate()
+        return None
+
+    def _over(self, current: _OpenRound, closed: ClosedRound) -> ReplayedRound:
+        """Return a round that is over."""
         return ReplayedRound(
-            choice=choice,
+            closed=closed,
             snapshot=current.snapshot,
             started_s=current.started_s,
-            lasted_s=flight.clock - began,
-            table=table,
-            exchanges=own,
-            outcome=tuple(x.outcome for x in own),
-            over=over,
-            scores=scores,
+            lasted_s=current.lasted_s,
+            exchanges=current.exchanges,
+            outcome=tuple(x.outcome for x in current.exchanges),
+            over=current.over,
+            scores=current.scores,
             after=self.at,
             queried=current.queried,
             reached_limits=self.decisions.reached_limits,
             context_changes=self.decisions.context_changes,
-            faults=(*current.faults, *flight.take_faults()),
-            why=why,
+            faults=(*current.faults, *self._in_flight.take_faults()),
+            why=current.why,
         )
 
     def to_state(self) -> dict[str, Any]:
@@ -284,12 +347,8 @@ class ReplayEngine:
         self.at = Position(round_id, state["now"], last, *empty)
         self._in_flight.load_state(state["in_flight"], self.at.now)
         self._claims.load_state(state["claims"])
-
-    def _is_empty(self, current: ReplayContext) -> bool:
-        """Return whether no device was selected or queried, and no update has arrived."""
-        flight, queried = self._in_flight, current.queried
-        has_queried = queried is not None and len(queried.rows) > 0
-        return not flight.dispatched and not has_queried and not any(x.is_done for x in flight.over)
+        self._script.table = self._in_flight.table
+        self._script.rounds_empty, self._script.empty_since = empty
 
     def _check_absence(self) -> None:
         """Refuse to wait for a device for too long.
@@ -310,94 +369,59 @@ class ReplayEngine:
             "available_hours, availability and outage of [[fleet]], its profiles and its links"
         )
 
-    def _observe(self, current: ReplayContext) -> FleetSnapshot:
+    def _observe(self, current: _OpenRound) -> Fleet:
         """Return the fleet at this instant; devices in flight are not available."""
         flight = self._in_flight
         flight.notify_world()
-        snapshot = self._claims.of(self.world.observe(current.id, flight.now, current.last))
+        snapshot = self.world.observe(flight.table.id, flight.now, current.last)
+        snapshot = self._claims.of(snapshot)
         current.faults += snapshot.faults
-        if not flight.table.all_exchanges():
-            return snapshot
-        busy = flight.busy(len(self.world))
-        return replace(snapshot, is_available=snapshot.is_available & ~busy)
-
-    def _query_losses(self, current: ReplayContext) -> None:
-        """Query losses if the selector needs them; exchanges in flight continue."""
-        flight = self._in_flight
-        current.queried = query_losses(
-            self.decisions, self.world, current.snapshot, current.id, flight.now, self.cohort
-        )
-        if current.queried is not None:
-            current.faults += current.queried.faults
-            end = flight.clock + current.queried.lasted_s
-            while flight.step(end):
-                pass
-            current.snapshot = self._observe(current)
-
-    def _select(self, current: ReplayContext, snapshot: FleetSnapshot, number: int = 0) -> None:
-        """Select and dispatch devices: a whole cohort, or as many as there are free places."""
-        decisions, flight, world = self.decisions, self._in_flight, self.world
-        config = decisions.config
-        free = config.cohort_size - flight.table.open_count if config.round.is_buffered else None
-        choice = decisions.select(
-            current.id,
-            snapshot,
-            world.transfer_bits,
-            flight.now,
+        if flight.table.all_exchanges():
+            busy = flight.busy(len(self.world))
+            snapshot = replace(snapshot, is_available=snapshot.is_available & ~busy)
+        current.fleet = snapshot
+        return Fleet(
+            roster=snapshot,
+            now=flight.now,
+            transfer_bits=self.world.transfer_bits,
             true_tau_s=snapshot.true_tau_s,
-            losses=None if current.queried is None else current.queried.losses,
-            count=free,
-            selections_before=number,
         )
-        planned = world.exchange(current.id, flight.now, choice.rows)
+
+    def _query_losses(self, current: _OpenRound, step: QueryLosses) -> None:
+        """Let devices reply; exchanges in flight continue."""
+        flight, examples = self._in_flight, current.fleet.examples
+        queried = current.queried = query_losses(
+            self.decisions.config,
+            self.world,
+            step.demand,
+            step.query,
+            examples,
+            flight.now,
+            self.cohort,
+        )
+        current.faults += queried.faults
+        end = flight.clock + queried.lasted_s
+        while flight.step(end):
+            pass
+
+    def _dispatch(self, current: _OpenRound, step: Dispatch) -> None:
+        """Plan the exchanges of a cohort and begin them."""
+        flight, choice = self._in_flight, step.selection
+        planned = self.world.exchange(choice.round, flight.now, choice.rows)
         planned = self._claims.with_cold_starts(planned, choice.rows)
-        flight.dispatch(planned, choice, snapshot)
-        if number:
-            current.selections.add(choice)
-        else:
-            current.selections = SelectionBuilder(choice)
+        flight.dispatch(planned, choice, current.fleet)
+        if not step.selections_before:
+            current.snapshot, current.began = current.fleet, flight.clock
 
-    def _run_events(self, current: ReplayContext) -> None:
-        """Run events until the round is over; an asynchronous round also dispatches."""
-        flight, void_wait_s = self._in_flight, self.decisions.config.round.void_wait_s
-        if self.decisions.config.round.is_buffered:
-            flight.table.begin(flight.clock)
-            selections = 0
-            while not flight.table.is_over:
-                selections += self._dispatch_more(current, selections + 1)
-            if flight.table.is_void:
-                flight.step(flight.clock + void_wait_s)
-        elif flight.table.exchanges:
-            flight.run_round()
-        else:
-            self._wait_for_devices(current)
-
-    def _dispatch_more(self, current: ReplayContext, number: int) -> bool:
-        """Run one event, then dispatch devices to the free places; return whether it did.
-
-        With free places it checks for devices every `void_wait_s`, whether or not events occur.
-        """
-        config, flight = self.decisions.config, self._in_flight
-        has_places = flight.table.open_count < config.cohort_size
-        flight.step(flight.clock + config.round.void_wait_s if has_places else np.inf)
-        if flight.table.is_over:
-            return False
-        self._release(current)
-        if flight.table.open_count >= config.cohort_size:
-            return False
-        snapshot = self._observe(current)
-        if not snapshot.is_available.any():
-            return False
-        self._select(current, snapshot, number)
-        return True
-
-    def _release(self, current: ReplayContext) -> None:
-        for x in self._in_flight.release():
-            has_trained = current.last.has_trained.copy()
+    def _release(self, current: _OpenRound, exchanges: Sequence[Exchange]) -> None:
+        """Let devices be selected again in this round."""
+        self._in_flight.release(x.device for x in exchanges)
+        has_trained = current.last.has_trained.copy()
+        for x in map(self._in_flight.of, exchanges):
             has_trained[x.row] = x.has_trained
-            current.last = replace(current.last, has_trained=has_trained)
+        current.last = replace(current.last, has_trained=has_trained)
 
-    def _wait_for_devices(self, current: ReplayContext) -> None:
+    def _wait_for_devices(self, current: _OpenRound) -> None:
         """Wait until a device is available or a late exchange ends, at most for the deadline."""
         flight, rules = self._in_flight, self.decisions.config.round
         if flight.table.is_idle:
@@ -406,19 +430,21 @@ class ReplayEngine:
         ended, end = len(flight.table.ended), flight.clock + rules.deadline_s
         while flight.clock < end and len(flight.table.ended) == ended:
             has_event = flight.step(min(flight.clock + rules.void_wait_s, end))
-            if not has_event and self._observe(current).is_available.any():
-                return
+            if not has_event:
+                self._observe(current)
+                if current.fleet.is_available.any():
+                    return
 
-    def _train_and_merge(self, over: Sequence[ReplayedExchange], is_last: bool) -> None:
+    def _train_and_merge(self) -> None:
         """Train the devices that completed local training; merge the updates that arrived."""
-        if self.cohort is None:
-            return
+        assert self.cohort is not None, "a replay of times only has nothing to train"
         table = self._in_flight.table
-        trained = sorted((x for x in over if x.has_trained), key=lambda x: (x.round, x.row))
+        trained = [x for x in self._in_flight.over if x.has_trained]
+        trained.sort(key=lambda x: (x.round, x.row))
         groups = [list(group) for _, group in groupby(trained, key=lambda x: x.round)]
         needed = {entry.version for entry in table.all_exchanges() if not entry.is_over}
         batches = [_version_batch(group) for group in groups]
-        reports = self.cohort.train(table.id, table.version, batches, needed, is_last=is_last)
+        reports = self.cohort.train(table.id, table.version, batches, needed)
         for group, learned in zip(groups, reports, strict=True):
             losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
             for x, loss, has_failed, rejection, weight in zip(
@@ -433,19 +459,23 @@ class ReplayEngine:
                 if has_failed or rejection:
                     entry.staleness = entry.aggregated_round = None
 
-    def _hand_over(self, choice: Selection, over: Sequence[ReplayedExchange]) -> LastRound:
-        """Open the next table with the exchanges in flight; return participation in this round."""
-        table = self._in_flight.table
-        trained = [x for x in over if x.has_trained]
+    def _close(self, current: _OpenRound, closed: ClosedRound, successor: Round) -> None:
+        """Open the next table with the exchanges in flight, and note who took part in this one."""
+        flight, world = self._in_flight, self.world
+        current.exchanges, current.over = flight.dispatched, list(map(flight.of, closed.ended))
+        current.lasted_s = flight.clock - current.began
+        self._claims.on_over(current.over)
+        flight.notify_world()
+        trained = [x for x in current.over if x.has_trained]
         rows = np.array([x.row for x in trained], dtype=np.int64)
         versions = np.array([x.entry.version for x in trained], dtype=np.int64)
-        version = table.version + any(x.is_done for x in over)
-        self.world.on_version(rows, versions, version)
-        self._in_flight.open_next_table(over, version)
-        last = LastRound.before_first(len(self.world))
-        last.is_selected[choice.rows] = True
+        world.on_version(rows, versions, successor.version)
+        flight.open(successor, current.over)
+        last = LastRound.before_first(len(world))
+        last.is_selected[closed.selection.rows] = True
         last.has_trained[rows] = True
-        return last
+        empty_since_s = self._script.empty_since
+        self.at = Position(closed.table.id, flight.now, last, closed.rounds_empty, empty_since_s)
 
 
 def _bools(data: bytes) -> Bools:

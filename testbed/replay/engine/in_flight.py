@@ -7,7 +7,7 @@ in a run it is measured.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -19,7 +19,6 @@ from fairbed.coordinator.algorithms.arrays import Bools
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.records.rows import KnownAtSelection
-from fairbed.coordinator.rounds.async_dispatch import ReleasedDevices, first_table
 from fairbed.coordinator.state.exchange import (
     MAX_IN_FLIGHT_BYTES,
     Exchange,
@@ -39,6 +38,7 @@ from fairbed.coordinator.state.round import (
     Tick,
     VerifyUpdate,
 )
+from fairbed.coordinator.state.script import first_table
 from fairbed.testbed.replay.world.phases import PHASES
 from fairbed.testbed.replay.world.world import (
     Exchanges,
@@ -87,7 +87,6 @@ class InFlight:
         """Table of the open round; the name of a device is its row."""
         self._exchanges: dict[tuple[str, int], ReplayedExchange] = {}
         """Exchanges of the table, by device and round of the dispatch."""
-        self._releases = ReleasedDevices(self.table)
         self._released: set[str] = set()
         """Devices that may train the current version, after an exchange of an earlier one."""
         self._heap: list[tuple[float, int, str, int, EventName]] = []
@@ -112,7 +111,6 @@ class InFlight:
     def begin_round(self) -> None:
         """Begin the round of the table: end exchanges that would be too stale to merge."""
         self._restart_clock()
-        self._releases = ReleasedDevices(self.table)
         self._carry_out(self.table.drop_stale(self.clock))
 
     def dispatch(self, planned: Exchanges, choice: Selection, snapshot: FleetSnapshot) -> None:
@@ -210,11 +208,9 @@ class InFlight:
         busy[[int(device) for device in (*carried, *self.table.exchanges)]] = True
         return busy
 
-    def release(self) -> list[ReplayedExchange]:
-        """Release devices whose exchange of an earlier version is over; return these exchanges."""
-        released = self._releases.take(lambda x: x.is_over)
-        self._released.update(x.device for x in released)
-        return [self.of(x) for x in released]
+    def release(self, devices: Iterable[str]) -> None:
+        """Let devices train the current version, whose exchange of an earlier one is over."""
+        self._released.update(devices)
 
     def give_up(self, why: str) -> None:
         """End all exchanges that are open."""
@@ -234,18 +230,13 @@ class InFlight:
         """Exchanges that ended in this round, in the order of dispatch."""
         return [self.of(entry) for entry in self.table.all_exchanges() if entry.is_over]
 
-    def open_next_table(self, over: Sequence[ReplayedExchange], version: int) -> None:
-        """Open the table of the next round.
-
-        Args:
-            over: Exchanges that are removed.
-            version: Number of the model version that the round trains.
-        """
+    def open(self, table: Round, over: Sequence[ReplayedExchange]) -> None:
+        """Open the table of the next round; exchanges that are `over` are removed."""
         for x in over:
             del self._exchanges[x.entry.device, x.round]
         self._released.clear()
         self._notified = self._stopped = 0
-        self.table = self.table.successor(version)
+        self.table = table
 
     def to_state(self) -> dict[str, Any]:
         """Return the exchanges in flight between two rounds, as plain numbers and lists."""

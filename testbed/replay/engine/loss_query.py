@@ -4,21 +4,21 @@ The live coordinator's table decides which replies are in time (`coordinator.sta
 world determines their durations, the model their losses.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import LossDemand, ReportedLosses
+from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.policy.selection import LossDemand
 from fairbed.coordinator.records.rows import loss_query_rows
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.testbed.replay.engine.in_flight import GONE
-from fairbed.testbed.replay.world.world import Exchanges, FleetSnapshot, ModelFault, World
-from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
+from fairbed.testbed.replay.world.world import Exchanges, ModelFault, World
+from fairbed.wire.messages import EvaluateReply
 
 NO_LOSS = "the loss of the model must be finite; lower learning_rate"
 """Why a device cannot reply."""
@@ -71,73 +71,66 @@ class QueryableWorld(World, Protocol):
 class QueriedLosses:
     """Result of the loss query of a round."""
 
-    losses: ReportedLosses
+    query: LossQuery
+    """The table at its end; the name of a device is its row."""
     lasted_s: float
     """From the query to the selection."""
-    rows: Sequence[LossQueryRow]
-    """One per device; its name is its row, as text."""
-
+    sizes: Mapping[str, int]
+    """Bytes of the model for each device."""
     faults: Sequence[ModelFault] = ()
     """Queries whose model had an internal error."""
 
     @property
     def bytes_down(self) -> int:
         """Model bytes sent to the devices that replied."""
-        return sum(row.bytes_down for row in self.rows)
+        return sum(self.sizes[device] for device in self.query.answered())
 
-    def named(self, names: Sequence[str]) -> list[LossQueryRow]:
-        """Return the rows with the names of the devices."""
-        return [replace(row, device=names[int(row.device)]) for row in self.rows]
+    def rows(self, names: Sequence[str]) -> list[LossQueryRow]:
+        """Return one row per device."""
+        return loss_query_rows(
+            self.query, lambda device, _: self.sizes[device], lambda device: names[int(device)]
+        )
 
 
 def query_losses(
-    decisions: Decisions,
+    config: CoordinatorConfig,
     world: World,
-    snapshot: FleetSnapshot,
-    round_id: int,
+    demand: LossDemand,
+    table: LossQuery,
+    examples: Ints,
     now: float,
     losses: Losses | None,
-) -> QueriedLosses | None:
-    """Query the losses that the selector needs; None where it needs none.
+) -> QueriedLosses:
+    """Let devices reply to a loss query, or not.
 
     Args:
-        decisions: Its selector names the devices.
+        config: Size of a mini-batch.
         world: The devices.
-        snapshot: The fleet at this instant.
-        round_id: The round.
+        demand: Which of them are queried.
+        table: The query, which is empty.
+        examples: Training examples of each device, shape (N,).
         now: Seconds on the virtual clock.
         losses: Computes them; None where nothing is trained.
     """
-    demand = decisions.loss_demand(
-        round_id, snapshot, world.transfer_bits, now, snapshot.true_tau_s
-    )
-    if demand is None:
-        return None
     assert isinstance(world, QueryableWorld), "an imposed world has no loss queries"
     assert losses is not None, "a replay without training refuses such a selector"
-    config, rows = decisions.config, demand.rows
-    examples = config.training.batch_size if demand.sample == "batch" else None
-    planned = world.loss_query(round_id, now, rows)
-    found = losses.queried_losses(round_id, rows, examples) if rows.size else np.zeros(0)
-    table = LossQuery(round_id, 0, config.selection.loss_query_timeout_s)
+    rows = demand.rows
+    size = config.training.batch_size if demand.sample == "batch" else None
+    planned = world.loss_query(table.round, now, rows)
+    found = losses.queried_losses(table.round, rows, size) if rows.size else np.zeros(0)
     for row in rows.tolist():
         table.add(str(row), now)
-    n = snapshot.examples[rows]
-    over_s = _resolve(
-        table, planned, found, n if examples is None else np.minimum(n, examples), now
-    )
-    queries = [table.devices[str(row)] for row in rows.tolist()]
-    loss = [np.nan if query.reply is None else query.reply.loss for query in queries]
+    n = examples[rows]
+    over_s = _resolve(table, planned, found, n if size is None else np.minimum(n, size), now)
     has_replied = np.array(
-        [query.outcome is QueryOutcome.ANSWERED for query in queries], dtype=np.bool_
+        [query.outcome is QueryOutcome.ANSWERED for query in table.devices.values()],
+        dtype=np.bool_,
     )
     world.on_replies(now, planned, rows, over_s, has_replied)
-    reported = ReportedLosses(rows, np.array(loss, dtype=np.float64))
-    decisions.learn_replies(round_id, reported)
     return QueriedLosses(
-        losses=reported,
+        query=table,
         lasted_s=float(over_s.max(initial=0.0)),
-        rows=loss_query_rows(table, _requests(demand, planned, table)),
+        sizes=dict(zip(table.devices, planned.bytes_down.tolist(), strict=True)),
         faults=tuple(planned.faults.values()),
     )
 
@@ -184,21 +177,3 @@ def _reply(table: LossQuery, planned: Exchanges, at: int, loss: float, n: int) -
         load_s=float(planned.load_s[at]),
         evaluate_s=float(planned.evaluate_s[at]),
     )
-
-
-def _requests(
-    demand: LossDemand, planned: Exchanges, table: LossQuery
-) -> dict[str, EvaluateRequest]:
-    """Return the request to each device; only the size of its model counts."""
-    sizes = planned.bytes_down.tolist()
-    return {
-        str(row): EvaluateRequest(
-            round=table.round,
-            model=Manifest(
-                id=bytes(16), kind="model", size_bytes=size, chunk_bytes=1024, sha256=bytes(32)
-            ),
-            seed=0,
-            limit_s=table.limit_s,
-        )
-        for row, size in zip(demand.rows.tolist(), sizes, strict=True)
-    }

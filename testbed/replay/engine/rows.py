@@ -1,7 +1,6 @@
 """Store rows of replayed rounds, in the tables that every run has."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -16,7 +15,6 @@ from fairbed.coordinator.records.rows import (
     TRANSFERS,
     finite_or_nan,
     metric_rows,
-    quality_columns,
 )
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.store.schema import Columns
@@ -88,38 +86,24 @@ def linear_rows(
 
 def round_row(replayed: ReplayedRound, decisions: Decisions, names: Sequence[str]) -> RoundRow:
     """Return the row of a round."""
-    choice, over, queues = replayed.choice, replayed.over, decisions.selector.queues(len(names))
-    done = [x for x in over if x.is_done]
-    in_time = [x for x in done if x.round == choice.round]
-    slowest = max(in_time, key=lambda x: x.tau_wall_s, default=None)
-    states = Counter(x.entry.state for x in over)
-    return RoundRow(
-        round=choice.round,
-        attempt=0,
-        status="done" if done else "void",
+    times = records.RoundTimes(
         dispatched_at_s=replayed.dispatched_s,
         closed_at_s=replayed.after.now,
-        duration_s=replayed.duration_s,
-        tau_max_s=replayed.lasted_s,
-        close_s=0.0,
-        slowest=None if slowest is None else names[slowest.row],
-        selected=len(replayed.exchanges),
-        aggregated=len(done),
-        available=int(choice.is_available.sum()),
-        queue_total=float(queues.sum()),
-        queue_max=float(queues.max(initial=0.0)),
-        lag_p99_s=0.0,
-        bytes_down=sum(_bytes_down(x) for x in over) + replayed.query_bytes,
-        bytes_up=sum(x.bytes_up for x in done),
-        model_sha256="",
-        coordinator_encode_s=None,
         loss_query_s=replayed.query_s,
-        aggregated_late=sum(bool(x.entry.staleness) for x in done),
-        dropped_late=states[ExchangeState.LATE],
-        cancelled=states[ExchangeState.CANCELLED],
-        rounds_empty=replayed.after.rounds_empty,
-        **records.choice_columns(replayed.why, names),
-        **records.judged_columns(decisions),
+        tau_max_s=replayed.lasted_s,
+        duration_s=replayed.duration_s,
+        close_s=0.0,
+    )
+    return records.round_row(
+        replayed.closed,
+        times,
+        decisions,
+        names,
+        why=replayed.why,
+        queues=decisions.selector.queues(len(names)),
+        bytes_down=sum(_bytes_down(x) for x in replayed.over) + replayed.query_bytes,
+        bytes_up=sum(x.bytes_up for x in replayed.over if x.is_done),
+        name_of=lambda device: names[int(device)],
     )
 
 
@@ -151,15 +135,14 @@ def personal_rows(
 ) -> list[PersonalScoreRow]:
     """Return the scores of personal models."""
     return [
-        PersonalScoreRow(
-            round=one.round,
-            device=names[one.row],
-            n=one.score.n,
-            loss=loss,
-            **quality_columns(one.score.n, loss, one.score.quality),
+        records.personal_row(
+            one.round,
+            names[one.row],
+            one.score.n,
+            one.score.loss_sum / one.score.positions,
+            one.score.quality,
         )
         for one in scores
-        for loss in [one.score.loss_sum / one.score.positions]
     ]
 
 

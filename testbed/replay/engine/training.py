@@ -70,8 +70,7 @@ class Cohort(Protocol):
     notes: tuple[Note, ...]
     """What the merge of the last round states."""
     personal_scores: list[PersonalScoreOf]
-    """Scores of the personal models that were trained since the last evaluation, if the last call
-    of `train` made one."""
+    """What `score_personal` found since the last call of `train`."""
 
     def train(
         self,
@@ -79,8 +78,6 @@ class Cohort(Protocol):
         version: int,
         batches: Sequence[VersionBatch],
         needed: Collection[int],
-        *,
-        is_last: bool = False,
     ) -> list[Learned]:
         """Train devices, each from its model version, and merge a part into the next version.
 
@@ -89,7 +86,6 @@ class Cohort(Protocol):
             version: Number of the current model version.
             batches: Devices that completed local training, by the round of their dispatch.
             needed: Versions that devices in flight still train.
-            is_last: The round is the last one.
 
         Returns:
             The reports of each batch.
@@ -100,10 +96,14 @@ class Cohort(Protocol):
         """Return the loss that a query finds on each device, (K,); see `loss_query.Losses`."""
         ...
 
-    def evaluate(self, round_id: int, *, is_last: bool = False) -> Mapping[str, Score] | None:
+    def score_personal(self) -> None:
+        """Score the personal models that have changed since the last call."""
+        ...
+
+    def evaluate(self) -> Mapping[str, Score]:
         """Return the scores of the current model on each device's held-out data, by name.
 
-        None if this round is not evaluated. Called once after each round, off the record.
+        Called after a round, off the record.
         """
         ...
 

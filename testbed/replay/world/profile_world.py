@@ -12,7 +12,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.random_streams import seeds, uniforms
-from fairbed.coordinator.rounds.async_dispatch import DRAINING
+from fairbed.coordinator.state.exchange import DRAINING
 from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
 from fairbed.device_agent.sensors import MIN_FREE_CORES
 from fairbed.testbed.emulation.cell import Direction

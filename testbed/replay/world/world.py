@@ -80,7 +80,7 @@ class LastRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:
-    """A fleet at the instant of a selection; satisfies `coordinator.policy.decisions.Roster`.
+    """A fleet at the instant of a selection; satisfies `coordinator.policy.selection.Roster`.
 
     Every column has shape (N,). Columns hold reported values unless they are marked as true.
     """

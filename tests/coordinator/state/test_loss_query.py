@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fairbed.coordinator.policy.selection import LossDemand
-from fairbed.coordinator.records.rows import loss_query_rows, reported_losses
+from fairbed.coordinator.records.rows import loss_query_rows
 from fairbed.coordinator.state.loss_query import (
     LossQuery,
     QueryOutcome,
@@ -149,9 +148,9 @@ def test_rows_and_losses_agree() -> None:
     query = opened("c", "a")
     query.on_reply("a", reply(0.75), None, 101.5)
     query.end("c", QueryOutcome.FAILED, "no memory")
-    losses = reported_losses(LossDemand(3, np.array([0, 2]), "all"), query, ["a", "b", "c"])
-    np.testing.assert_array_equal(losses.loss, [0.75, np.nan])
-    rows = {row.device: row for row in loss_query_rows(query, {"a": REQUEST, "c": REQUEST})}
+    np.testing.assert_array_equal(query.losses(), [np.nan, 0.75])
+    assert query.answered() == {"a"}
+    rows = {row.device: row for row in loss_query_rows(query, lambda *_: MODEL.size_bytes)}
     assert (rows["a"].outcome, rows["a"].loss, rows["a"].duration_s) == ("answered", 0.75, 1.5)
     assert (rows["a"].bytes_down, rows["a"].was_cold) == (MODEL.size_bytes, True)
     assert (rows["c"].outcome, rows["c"].reason, rows["c"].loss) == ("failed", "no memory", None)

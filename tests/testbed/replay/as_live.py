@@ -195,7 +195,7 @@ def replay_query_story(
     queries, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
     for one_round in ReplayEngine(decisions, world, cohort=learning).replay(config.rounds):
         assert one_round.queried is not None
-        queries += one_round.queried.named(NAMES)
+        queries += one_round.queried.rows(NAMES)
         chosen += [(one_round.choice.round, NAMES[row]) for row in one_round.choice.rows.tolist()]
         models.append(hash_of(learning.vector))
     return QueryStory(queries, chosen, models)

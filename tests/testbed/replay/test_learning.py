@@ -13,7 +13,6 @@ from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
-    EvaluationConfig,
     ExchangeConfig,
     ModelConfig,
     TrainingConfig,
@@ -203,13 +202,9 @@ def test_a_device_with_diverging_training_has_no_update(tmp_path: Path) -> None:
     assert distance(learning.vector, truth, start) < 1e-5
 
 
-def test_the_model_is_evaluated_at_the_configured_interval(tmp_path: Path) -> None:
+def test_the_model_is_evaluated_on_all_held_out_examples(tmp_path: Path) -> None:
     data = fleet_data(RECIPE)
-    learning = a_learning(tmp_path, an_experiment(evaluation=EvaluationConfig(every=2)), data)
-    assert [learning.evaluate(t) is None for t in (1, 2, 3, 4, 5)] == [True, False] * 2 + [True]
-    assert learning.evaluate(5, is_last=True) is not None
-    scores = learning.evaluate(2)
-    assert scores is not None
+    scores = a_learning(tmp_path, an_experiment(), data).evaluate()
     assert sum(score.n for score in scores.values()) == sum(len(rows) for rows in data.test_rows)
 
 

@@ -10,14 +10,15 @@ import pytest
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
+from fairbed.coordinator.state.loss_query import LossQuery
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
 from fairbed.testbed.replay.engine.engine import ReplayedRound
-from fairbed.testbed.replay.engine.loss_query import NO_LOSS, query_losses
+from fairbed.testbed.replay.engine.loss_query import NO_LOSS, QueriedLosses, query_losses
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.setup import FORWARD_RATIO, setup_of
-from fairbed.testbed.replay.world.world import LastRound
+from fairbed.testbed.replay.setup import FORWARD_RATIO, ReplaySetup, setup_of
+from fairbed.testbed.replay.world.world import FleetSnapshot, LastRound
 from tests.testbed.replay.fleets import COSTS, experiment, seconds
 from tests.testbed.replay.test_profile_replay import DEVICE, MODEL_BITS, SPEED, STORAGE
 
@@ -183,15 +184,23 @@ class Diverged:
         return np.where(rows == 2, np.inf, 1.5)
 
 
+def query(setup: ReplaySetup, fleet: FleetSnapshot) -> QueriedLosses:
+    """Return the losses of diverged models that a query of round 1 finds."""
+    decisions, world = setup.decisions, setup.world
+    demand = decisions.loss_demand(1, fleet, world.transfer_bits, 0.0, fleet.true_tau_s)
+    assert demand is not None
+    table = LossQuery(1, 0, decisions.config.selection.loss_query_timeout_s)
+    return query_losses(decisions.config, world, demand, table, fleet.examples, 0.0, Diverged())
+
+
 def test_a_device_with_an_infinite_loss_cannot_reply() -> None:
     setup = setup_of(querying(seconds(1.0, 4)))
     world = setup.world
-    snapshot = world.observe(1, 0.0, LastRound.before_first(4))
-    queried = query_losses(setup.decisions, world, snapshot, 1, 0.0, Diverged())
-    assert queried is not None
-    assert [row.outcome for row in queried.rows] == ["answered", "answered", "failed", "answered"]
-    assert queried.rows[2].reason == NO_LOSS
-    assert np.isnan(queried.losses.loss).tolist() == [False, False, True, False]
+    queried = query(setup, world.observe(1, 0.0, LastRound.before_first(4)))
+    rows = queried.rows(setup.names)
+    assert [row.outcome for row in rows] == ["answered", "answered", "failed", "answered"]
+    assert rows[2].reason == NO_LOSS
+    assert np.isnan(queried.query.losses()).tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("group", [{"profile": "raspberry-pi-4b", "count": 4}, seconds(1.0, 4)])
@@ -237,9 +246,8 @@ def test_a_loss_query_heats_a_device_up(
         replay=NO_EXAMPLES | {"task_costs": {**COSTS, "evaluation_example_s": 2e-3}},
     )
     setup = setup_of(of)
-    decisions, world, before = setup.decisions, setup.world, LastRound.before_first(4)
+    world, before = setup.world, LastRound.before_first(4)
     cold = world.observe(1, 0.0, before)
-    queried = query_losses(decisions, world, cold, 1, 0.0, Diverged())
-    assert queried is not None
+    queried = query(setup, cold)
     assert cold.inverse_mu.tolist() == [2.0] * 4
     assert world.observe(2, queried.lasted_s, before).inverse_mu.tolist() == [inverse_mu] * 4

@@ -9,7 +9,6 @@ import pytest
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import (
-    EvaluationConfig,
     ExchangeConfig,
     PersonalisationConfig,
     TrainingConfig,
@@ -74,6 +73,7 @@ def test_personal_models_and_their_scores_are_those_of_the_devices(tmp_path: Pat
         expected = [on_the_device(learning, k, expected[k], w_t, round_id) for k in range(N)]
         for mine, truth in zip(models_of(learning), expected, strict=True):
             assert distance(mine, truth, w_t) < 1e-5
+    learning.score_personal()
     engine, dataset = OnnxEngine(shipped(RECIPE)), DATA.dataset
     tested = [k for k in range(N) if len(DATA.test_rows[k])]
     assert [(one.round, one.row) for one in learning.personal_scores] == [(3, k) for k in tested]
@@ -142,6 +142,7 @@ def test_the_global_model_does_not_depend_on_personal_models(tmp_path: Path) -> 
         for learning in (mine, plain):
             train(learning, DATA, ALL_DEVICES, ALL_DEVICES, round_id)
     assert mine.vector.tobytes() == plain.vector.tobytes()
+    plain.score_personal()
     assert plain.personal_scores == []
 
 
@@ -192,17 +193,19 @@ def test_an_evaluation_scores_every_model_that_has_changed_since_the_last(tmp_pa
         return {score.row: score.round for score in one.personal_scores}
 
     tested = [k for k in range(N) if len(DATA.test_rows[k])]
-    learning = personal(tmp_path, evaluation=EvaluationConfig(every=2))
+    learning = personal(tmp_path)
     train(learning, DATA, ALL_DEVICES, ALL_DEVICES, 1)
-    assert learning.personal_scores == [], "no evaluation is due"
+    assert learning.personal_scores == [], "no evaluation was due"
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(learning.to_state()))
-    resumed = personal(tmp_path, evaluation=EvaluationConfig(every=2))
+    resumed = personal(tmp_path)
     resumed.load_state(learning.vector.copy(), state)
     for one in (learning, resumed):
         train(one, DATA, ALL_DEVICES[2:4], ALL_DEVICES[2:4], 2)
+        one.score_personal()
         assert scored(one) == {k: 2 if k in (2, 3) else 1 for k in tested}
     train(learning, DATA, ALL_DEVICES[4:], ALL_DEVICES, 3)
     learning.train(4, 4, [], ())
+    learning.score_personal()
     assert scored(learning) == {k: 3 for k in tested if k >= 4}, "a void round evaluates, too"
 
 

@@ -95,6 +95,7 @@ def test_scores_of_personal_models_are_sent_only_if_asked(tmp_path: Path, scores
     )
     learning = a_learning(tmp_path, experiment, DATA)
     train(learning, DATA, ALL_DEVICES, ALL_DEVICES)
+    learning.score_personal()
     assert bool(learning.personal_scores) is scores
 
 

@@ -263,7 +263,7 @@ def test_exchanges_in_flight_are_restored_from_a_checkpoint(mode: str) -> None:
         while flight.clock < 2.6:
             flight.step(2.6)
         flight.notify_world()
-        flight.open_next_table(flight.over, 1)
+        flight.open(flight.table.successor(1), flight.over)
         return flight
 
     whole, again = begun(), InFlight(config, Uploading(1))
