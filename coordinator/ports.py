@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.wire.evaluation import ClassCounts, Quality, Scores, Spread, Targets
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from fairbed.wire.shard import Shard
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.store.tables import ExchangeRow, MetricRow
 
 
 class ShardSource(Protocol):
@@ -18,6 +21,36 @@ class ShardSource(Protocol):
 
         None: all shards are assigned. Called off the event loop.
         """
+        ...
+
+
+class RunWatcher(Protocol):
+    """Examines a live run for people, and changes nothing of it; called on the event loop."""
+
+    def set_link(self, down_reason: str | None) -> None:
+        """Note whether the link to the broker is up (None), or why it is down."""
+        ...
+
+    def begin_training(self) -> None:
+        """Note that the devices of round 1 are ready: from here on a device is expected."""
+        ...
+
+    def close_round(
+        self, round_id: int, exchanges: "Sequence[ExchangeRow]", rounds_empty: int
+    ) -> None:
+        """Examine what a round shows: its exchanges, and earlier ones that ended in it."""
+        ...
+
+    def evaluate(self, metric: "MetricRow") -> None:
+        """Examine an evaluation of the global model."""
+        ...
+
+    async def run(self) -> None:
+        """Examine what lies between rounds until cancelled."""
+        ...
+
+    def close(self) -> None:
+        """End what is over as the run ends."""
         ...
 
 

@@ -231,11 +231,14 @@ def _live() -> Passed:
 
 
 def _bare() -> Passed:
-    """FedAvg of all three devices, uniform selection, no evaluation."""
-    from fairbed.coordinator.policy.config import EvaluationConfig
+    """FedAvg of all three devices, uniform selection, no evaluation, alerts and reasons."""
+    from fairbed.coordinator.policy.config import EvaluationConfig, OperatorConfig
     from tests.coordinator.lab import WHOLE_FLEET
 
-    return _in_lab({"selection": WHOLE_FLEET, "evaluation": EvaluationConfig(every=0)})
+    sections = {"selection": WHOLE_FLEET, "evaluation": EvaluationConfig(every=0)}
+    if hasattr(OperatorConfig(), "alerts"):  # in an older tree they cannot be switched off
+        sections["operator"] = OperatorConfig(alerts=False, reasons=False)
+    return _in_lab(sections)
 
 
 def _quickstart() -> Passed:

@@ -851,10 +851,15 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
 
 
 class OperatorConfig(Section, frozen=True, kw_only=True):
-    """`[operator]`: commands of operators to the live run."""
+    """`[operator]`: what operators see of a run, and their commands to a live one."""
 
     read_only: bool = False
     """Refuse every command, also stop; a signal still ends the run."""
+    alerts: bool = True
+    """Examine a live run for what needs a person, and store the alerts and what the run waits
+    for."""
+    reasons: bool = True
+    """Store why each device was selected, or not."""
 
 
 class CoordinatorConfig(Section, frozen=True, kw_only=True):

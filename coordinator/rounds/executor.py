@@ -44,9 +44,11 @@ from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import (
     DEVICE_PHASES,
     Cancel,
+    EvaluateReply,
     Failed,
     Grant,
     Offer,
+    PersonalScore,
     Ping,
     Pong,
     Train,
@@ -187,6 +189,36 @@ class ExchangeVerdicts:
         if verdict is None or verdict.round != round_id:
             verdict = Cancel(round=round_id, reason=default)
         self._publisher.publish(device, verdict)
+
+
+class Receiver:
+    """A part of a run beside its rounds that waits for messages of devices; by default for none."""
+
+    def open_devices(self) -> Sequence[str]:
+        """Return the devices whose message is expected."""
+        return ()
+
+    def mark_lost(self, device: str, reason: str) -> None:
+        """Expect nothing of a device that has been gone for too long."""
+
+    def on_message(self, device: str, message: EvaluateReply | PersonalScore) -> None:
+        """A device sends a result."""
+
+    def on_failed(self, device: str, failed: Failed) -> bool:
+        """A device reports a failure; return whether it is one of this part."""
+        return False
+
+    def on_hello(self, device: str, is_other_process: bool) -> None:
+        """A device has (re)connected."""
+
+    def on_idle(self, device: str) -> None:
+        """A device reports the phase idle."""
+
+    def on_link_down(self) -> None:
+        """The coordinator lost its link."""
+
+    def on_link_up(self) -> None:
+        """The coordinator's link is up."""
 
 
 class RoundExecutor:

@@ -7,7 +7,7 @@ of its steps does in a live run is in `TrainingLoop`.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,7 @@ from fairbed.coordinator.messaging.blobs import SideTraffic
 from fairbed.coordinator.policy.config import CoordinatorConfig, mini_batch_problem
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import Observations
-from fairbed.coordinator.ports import Evaluator, Score
+from fairbed.coordinator.ports import Evaluator, RunWatcher, Score
 from fairbed.coordinator.records.rows import (
     exchange_row,
     fleet_rows,
@@ -33,17 +33,12 @@ from fairbed.coordinator.records.rows import (
     round_times,
     selection_rows,
 )
-from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
 from fairbed.coordinator.rounds.assignments import Assignment, Assignments, pulled_blobs
-from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.rounds.executor import Receiver, RoundExecutor
 from fairbed.coordinator.rounds.loop_lag import LagMeter
-from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.rounds.model_versions import ModelVersions
-from fairbed.coordinator.rounds.own_data import OwnDataTests
-from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.state.alerts import some
 from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
@@ -69,10 +64,15 @@ from fairbed.coordinator.state.script import (
     first_table,
 )
 from fairbed.coordinator.state.script import Fleet as ObservedFleet
-from fairbed.coordinator.state.waits import Waits
+from fairbed.coordinator.state.waits import Waits, some
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.wire.messages import Train
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.rounds.loss_query import LossQueries
+    from fairbed.coordinator.rounds.own_data import OwnDataTests
+    from fairbed.coordinator.rounds.personal_scores import PersonalScores
 
 
 class FleetMissingError(Exception):
@@ -201,16 +201,19 @@ class RunServices:
     versions: ModelVersions
     assignments: Assignments
     waits: Waits
-    loss_queries: LossQueries | None
+    loss_queries: "LossQueries | None"
     """None: the selector needs no losses."""
-    query_executor: LossQueryExecutor
-    personal_scores: PersonalScores
-    own_data_tests: OwnDataTests
+    personal_scores: "PersonalScores | None"
+    """None: no device has a personal model."""
+    own_data_tests: "OwnDataTests | None"
+    """None: devices with own data hold out nothing."""
+    receivers: Sequence[Receiver]
+    """Of these, the ones that wait for messages of devices."""
     executor: RoundExecutor
     event_log: EventLog
     loop_lag: LagMeter
     side_traffic: SideTraffic
-    alerts: AlertMonitor
+    watchers: Sequence[RunWatcher]
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
     on_waiting: Callable[[str], None]
@@ -254,7 +257,9 @@ class TrainingLoop:
         self._event_log = services.event_log
         self._services = services
         self._attempt = attempt
-        self._script = RoundScript(self._decisions, self._open_first)
+        self._script = RoundScript(
+            self._decisions, self._open_first, explains=self._config.operator.reasons
+        )
         self._next_merge = RoundMerge(None, self._registry)
         """The merge of the next round, whose table accepts events already."""
         self._frozen: set[str] = set()
@@ -320,7 +325,8 @@ class TrainingLoop:
         self._first_round = first_round
         with waits.waiting("fleet", first_round, lambda: self._registry.names()):
             await self._wait_for_fleet(is_first=first_round == 1, is_over=is_over)
-        self._services.alerts.begin_training()
+        for watcher in self._services.watchers:
+            watcher.begin_training()
         # The model of a checkpoint was encoded before, so it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
@@ -540,10 +546,10 @@ class TrainingLoop:
 
     async def _query_losses(self, step: QueryLosses) -> None:
         """Query devices for the losses that the selector needs."""
-        services, query = self._services, step.query
-        assert services.loss_queries is not None, "the selector needs losses"
-        with services.waits.waiting("losses", query.round, services.query_executor.open_devices):
-            await services.loss_queries.run(step.demand, query)
+        query, queries = step.query, self._services.loss_queries
+        assert queries is not None, "the selector needs losses"
+        with self._services.waits.waiting("losses", query.round, queries.open_devices):
+            await queries.run(step.demand, query)
         await self._fleet.wait_settled()  # The link may have been down during the query.
 
     def _observe(self, current: _OpenRound) -> ObservedFleet:
@@ -566,9 +572,9 @@ class TrainingLoop:
         )
         if is_first:
             self._begin_merge(table.id, current.merge)  # After the selection: it counts devices.
-            if query is not None:
+            if self._services.loss_queries is not None:
                 dismissed = sorted(has_reported.difference(trains))
-                self._services.query_executor.dismiss(table.id, dismissed)
+                self._services.loss_queries.dismiss(table.id, dismissed)
             self._report_mini_batches(table.id, step.selection.n_k)
             self._services.loop_lag.start()
         if trains:
@@ -587,7 +593,7 @@ class TrainingLoop:
     def _send(self, table: Round, trains: dict[str, Train]) -> None:
         """Open the exchanges of devices and send them their `Train` messages."""
         self._executor.dispatch(table, trains, self._versions.vector)
-        if self._config.personalisation.is_on:
+        if self._services.personal_scores is not None:
             self._services.personal_scores.expect(trains)
         self._record_releases([table.exchanges[device] for device in trains])
 
@@ -737,7 +743,8 @@ class TrainingLoop:
         await anyio.to_thread.run_sync(
             log.store.close_round, row, selections, exchanges, self.checkpoint(), model
         )
-        self._services.alerts.close_round(table.id, exchanges, closed.rounds_empty)
+        for watcher in self._services.watchers:
+            watcher.close_round(table.id, exchanges, closed.rounds_empty)
 
     async def _evaluate_again(self, round_id: int) -> None:
         """Evaluate the model of a checkpoint whose process was killed before it was done."""
@@ -750,13 +757,13 @@ class TrainingLoop:
         log, evaluator = self._event_log, self._services.evaluator
         started = log.now()
         services = self._services
-        with services.waits.waiting("tests", round_id, services.query_executor.open_devices):
-            scores = await services.own_data_tests.run(
-                round_id,
-                attempt,
-                limit_s=self._config.test_timeout_s,
-                is_last=is_last,
-            )
+        scores: dict[str, Score] = {}
+        tests = services.own_data_tests
+        if tests is not None:
+            with services.waits.waiting("tests", round_id, tests.open_devices):
+                scores = await tests.run(
+                    round_id, attempt, limit_s=self._config.test_timeout_s, is_last=is_last
+                )
         test_set: Score | None = None
         if evaluator is not None:
             model = self._versions.vector
@@ -775,7 +782,8 @@ class TrainingLoop:
             log.add(row)
         if metric is not None:
             log.add(metric)
-            self._services.alerts.evaluate(metric)
+            for watcher in services.watchers:
+                watcher.evaluate(metric)
         return metric
 
     async def _wait_for_personal_scores(self, closed: ClosedRound) -> None:
@@ -783,9 +791,8 @@ class TrainingLoop:
 
         Asynchronous rounds do not wait, because their devices work on.
         """
-        limits = self._config.round
-        if not limits.is_buffered:
-            scores = self._services.personal_scores
+        limits, scores = self._config.round, self._services.personal_scores
+        if scores is not None and not limits.is_buffered:
             with self._services.waits.waiting("scores", closed.table.id, scores.waited_for):
                 await scores.wait(closed.merged, limits.deadline_s)
 

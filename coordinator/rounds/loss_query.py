@@ -13,7 +13,7 @@ from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.decisions import MAX_LOSS, Decisions
 from fairbed.coordinator.policy.selection import LossDemand
 from fairbed.coordinator.records.rows import loss_query_rows
-from fairbed.coordinator.rounds.executor import RESEND_S
+from fairbed.coordinator.rounds.executor import RESEND_S, Receiver
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.loss_query import (
     LossQuery,
@@ -25,10 +25,10 @@ from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.wire.evaluation import ONE_CLASS, Predicted
-from fairbed.wire.messages import Cancel, EvaluateReply, EvaluateRequest, Failed
+from fairbed.wire.messages import Cancel, EvaluateReply, EvaluateRequest, Failed, PersonalScore
 
 
-class LossQueryExecutor:
+class LossQueryExecutor(Receiver):
     """Executes one loss query or test at a time; replies to others are ignored."""
 
     def __init__(
@@ -83,8 +83,12 @@ class LossQueryExecutor:
         """End the query to a device that has been gone for too long."""
         self._end(device, QueryOutcome.LOST, reason)
 
-    def on_reply(self, device: str, reply: EvaluateReply) -> None:
+    def on_message(self, device: str, message: EvaluateReply | PersonalScore) -> None:
         """A device reports a loss."""
+        if isinstance(message, EvaluateReply):
+            self._on_reply(device, message)
+
+    def _on_reply(self, device: str, reply: EvaluateReply) -> None:
         query = self._query
         if query is None or (reply.round, reply.attempt) != (query.round, query.attempt):
             return
@@ -205,6 +209,14 @@ class LossQueries:
             return 0 if pulled is None else pulled.size_bytes
 
         self.rows = loss_query_rows(query, bytes_down)
+
+    def open_devices(self) -> list[str]:
+        """Return the devices whose loss is expected."""
+        return self._executor.open_devices()
+
+    def dismiss(self, round_id: int, devices: list[str]) -> None:
+        """Notify devices that replied but were not selected: they may drop the model."""
+        self._executor.dismiss(round_id, devices)
 
     @property
     def bytes_down(self) -> int:

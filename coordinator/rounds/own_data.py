@@ -82,6 +82,10 @@ class OwnDataTests:
         """Late or lost tests in a row."""
         self._late_processes: Counter[str] = Counter()
 
+    def open_devices(self) -> list[str]:
+        """Return the devices whose test is expected."""
+        return self._executor.open_devices()
+
     async def run(
         self, round_id: int, attempt: int, *, limit_s: float, is_last: bool
     ) -> dict[str, Score]:

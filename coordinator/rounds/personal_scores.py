@@ -11,15 +11,16 @@ from collections.abc import Collection, Mapping
 import anyio
 
 from fairbed.coordinator.records.rows import personal_row
+from fairbed.coordinator.rounds.executor import Receiver
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.evaluation import ONE_CLASS, Predicted, fault_in_measures, quality_in
-from fairbed.wire.messages import PersonalScore, Train
+from fairbed.wire.messages import EvaluateReply, PersonalScore, Train
 
 MISSING_SCORES = 3
 """Missing scores in a row after which no round waits for those of a device."""
 
 
-class PersonalScores:
+class PersonalScores(Receiver):
     """Records the score of each personal model that a `Train` requests.
 
     Args:
@@ -43,8 +44,12 @@ class PersonalScores:
             if train.wants_score:
                 self._expected[device] = train.round, train.attempt
 
-    def on_score(self, device: str, score: PersonalScore) -> None:
+    def on_message(self, device: str, message: EvaluateReply | PersonalScore) -> None:
         """Record a score; one that was not requested, and a duplicate, change nothing."""
+        if isinstance(message, PersonalScore):
+            self._on_score(device, message)
+
+    def _on_score(self, device: str, score: PersonalScore) -> None:
         if self._expected.get(device) != (score.round, score.attempt):
             return
         self._missing.pop(device, None)

@@ -9,7 +9,7 @@ limited: their window is.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +21,7 @@ from fairbed.coordinator.fleet.device_logs import DeviceLogs
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
 from fairbed.coordinator.messaging.signatures import FleetSignatures
-from fairbed.coordinator.rounds.executor import RoundExecutor
-from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
-from fairbed.coordinator.rounds.personal_scores import PersonalScores
+from fairbed.coordinator.rounds.executor import Receiver, RoundExecutor
 from fairbed.coordinator.state.rate_limit import MAX_KEYS, RateLimit
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codec import decode_command, decode_from_agent
@@ -88,8 +86,8 @@ class Routes:
     fleet: Fleet
     logs: DeviceLogs
     executor: RoundExecutor
-    loss_queries: LossQueryExecutor
-    personal_scores: PersonalScores
+    receivers: Sequence[Receiver]
+    """Parts of the run beside its rounds that wait for messages of devices."""
     public: PublicBlobs
     private: PrivateBlobs
     signatures: FleetSignatures
@@ -113,8 +111,7 @@ class Router:
         self._fleet = routes.fleet
         self._logs = routes.logs
         self._executor = routes.executor
-        self._loss_queries = routes.loss_queries
-        self._personal_scores = routes.personal_scores
+        self._receivers = routes.receivers
         self._public = routes.public
         self._private = routes.private
         self._signatures = routes.signatures
@@ -148,13 +145,15 @@ class Router:
         """Notify the receivers that the coordinator's link is up."""
         self._fleet.on_link_up()
         self._executor.on_link_up()
-        self._loss_queries.on_link_up()
+        for receiver in self._receivers:
+            receiver.on_link_up()
 
     def on_link_down(self) -> None:
         """Notify the receivers that the coordinator's link is down."""
         self._fleet.on_link_down()
         self._executor.on_link_down()
-        self._loss_queries.on_link_down()
+        for receiver in self._receivers:
+            receiver.on_link_down()
 
     def on_packet(self, packet: Packet) -> None:
         """Handle one packet; a bad packet becomes a warning, not an error."""
@@ -233,7 +232,8 @@ class Router:
             case Context(phase=phase):
                 if self._fleet.on_context(device, message) and phase == "idle":
                     self._executor.on_idle(device)
-                    self._loss_queries.on_idle(device)
+                    for receiver in self._receivers:
+                        receiver.on_idle(device)
             case Hello():
                 self._start(device, partial(self._on_hello, signed=signed), message)
             case Status():
@@ -242,12 +242,11 @@ class Router:
                 self._executor.on_offer(device, message)
             case UploadDone():
                 self._executor.on_done(device, message)
-            case EvaluateReply():
-                self._loss_queries.on_reply(device, message)
-            case PersonalScore():
-                self._personal_scores.on_score(device, message)
+            case EvaluateReply() | PersonalScore():
+                for receiver in self._receivers:
+                    receiver.on_message(device, message)
             case Failed():
-                if not self._loss_queries.on_failed(device, message):
+                if not any([x.on_failed(device, message) for x in self._receivers]):
                     self._executor.on_failed(device, message)
             case DataScale():
                 self._fleet.on_scale(device, message)
@@ -288,7 +287,8 @@ class Router:
     async def _on_hello(self, device: str, hello: Hello, signed: Signed | None) -> None:
         is_other_process = await self._fleet.on_hello(device, hello, signed)
         self._executor.on_hello(device, is_other_process)
-        self._loss_queries.on_hello(device, is_other_process)
+        for receiver in self._receivers:
+            receiver.on_hello(device, is_other_process)
 
     async def _on_chunk_request(self, device: str, request: ChunkRequest) -> None:
         if not await self._public.on_request(request):

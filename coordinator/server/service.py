@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -30,20 +30,15 @@ from fairbed.coordinator.policy.live_settings import (
     key_of,
     with_changes,
 )
-from fairbed.coordinator.ports import HostServices
-from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
+from fairbed.coordinator.ports import HostServices, RunWatcher
 from fairbed.coordinator.rounds.assignments import Assignments
-from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.rounds.executor import Receiver, RoundExecutor
 from fairbed.coordinator.rounds.loop import RoundProgress, RunServices, TrainingLoop
 from fairbed.coordinator.rounds.loop_lag import LagMeter
-from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 from fairbed.coordinator.rounds.model_versions import ModelVersions
-from fairbed.coordinator.rounds.own_data import OwnDataTests
-from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.server.lease import CoordinatorLease
 from fairbed.coordinator.server.operator_commands import OperatorCommands
 from fairbed.coordinator.server.router import Router, Routes
-from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.state.registry import (
     CLUSTER_SILENT_S,
@@ -63,6 +58,9 @@ from fairbed.wire.models import package_of
 from fairbed.wire.signature import Binding
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.state.alerts import AlertChange
 
 GOODBYE_S = 1.0
 """Longest time for the goodbye to devices: a broker that takes longer hangs or is out of reach."""
@@ -125,10 +123,9 @@ class _RunParts:
     task_manifest: Manifest
     fleet: Fleet
     executor: RoundExecutor
-    query_executor: LossQueryExecutor
-    personal_scores: PersonalScores
+    receivers: Sequence[Receiver]
     loop: TrainingLoop
-    alerts: AlertMonitor
+    watchers: Sequence[RunWatcher]
     commands: OperatorCommands
     router: Router
 
@@ -138,9 +135,9 @@ class _RunParts:
         return self.fleet.registry
 
     @property
-    def executors(self) -> Sequence[RoundExecutor | LossQueryExecutor | PersonalScores]:
+    def waiting(self) -> Sequence[RoundExecutor | Receiver]:
         """What waits for devices."""
-        return self.executor, self.query_executor, self.personal_scores
+        return self.executor, *self.receivers
 
 
 class Coordinator:
@@ -155,7 +152,7 @@ class Coordinator:
         *,
         on_progress: Callable[[RoundProgress], None] = lambda progress: None,
         on_waiting: Callable[[str], None] = lambda line: None,
-        on_alert: Callable[[AlertChange], None] = lambda change: None,
+        on_alert: "Callable[[AlertChange], None]" = lambda change: None,
         now: Callable[[], float] = time.perf_counter,
         stall_alert_s: float | None = None,
     ) -> None:
@@ -204,7 +201,8 @@ class Coordinator:
                     self._drop_refused(parts, self._accepted, None)
                 self._start_tasks(group, parts)
                 await self._run_rounds(parts, first_round)
-                parts.alerts.close()
+                for watcher in parts.watchers:
+                    watcher.close()
             self._event_log.report_omitted()
             if self._lease.release():
                 await self._send_goodbye()
@@ -230,7 +228,7 @@ class Coordinator:
         """Cancel what a device does for the coordinator; return whether it did anything."""
         assert self._parts is not None
         is_at_work = False
-        for executor in self._parts.executors:
+        for executor in self._parts.waiting:
             if name in executor.open_devices():
                 is_at_work = True
                 if isinstance(executor, RoundExecutor):
@@ -268,7 +266,7 @@ class Coordinator:
             if name in accepted or not was_accepted:
                 continue
             parts.fleet.drop(name, REFUSED)
-            for executor in parts.executors:
+            for executor in parts.waiting:
                 if name in executor.open_devices():
                     executor.mark_lost(name, REFUSED)
 
@@ -305,8 +303,7 @@ class Coordinator:
         executor = RoundExecutor(
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )
-        query_executor = LossQueryExecutor(self._publisher, log, predicted)
-        services = self._build_services(fleet, executor, query_executor, side_traffic)
+        services = self._build_services(fleet, executor, side_traffic)
         loop = TrainingLoop(services, self._setup.attempt)
         commands = OperatorCommands(
             loop,
@@ -324,8 +321,7 @@ class Coordinator:
             fleet=fleet,
             logs=DeviceLogs(registry, log),
             executor=executor,
-            loss_queries=query_executor,
-            personal_scores=services.personal_scores,
+            receivers=services.receivers,
             public=self._public,
             private=private,
             signatures=self._signatures,
@@ -338,10 +334,9 @@ class Coordinator:
             task_manifest=task_manifest,
             fleet=fleet,
             executor=executor,
-            query_executor=query_executor,
-            personal_scores=services.personal_scores,
+            receivers=services.receivers,
             loop=loop,
-            alerts=services.alerts,
+            watchers=services.watchers,
             commands=commands,
             router=Router(self._topics, routes, log, group),
         )
@@ -372,7 +367,6 @@ class Coordinator:
         self,
         fleet: Fleet,
         executor: RoundExecutor,
-        query_executor: LossQueryExecutor,
         side_traffic: SideTraffic,
     ) -> RunServices:
         config, decisions, log = self._config, self._setup.decisions, self._event_log
@@ -391,20 +385,43 @@ class Coordinator:
             max_chunk_bytes=self._max_chunk_bytes,
         )
         waits = Waits(log.now, log.clock)
-        alerts = AlertMonitor(
-            registry,
-            log,
-            lambda: decisions.config,
-            self._on_alert,
-            task_scale=self._setup.artifact.scale,
-            is_emulated=bool(self._setup.emulated),
-            waits=waits,
-            open_devices=executor.open_devices,
-            stall_alert_s=self._stall_alert_s,
-        )
-        loss_queries = None
-        if decisions.queries_losses:
-            loss_queries = LossQueries(decisions, registry, versions, query_executor, log)
+        watchers: list[RunWatcher] = []
+        if config.operator.alerts:
+            from fairbed.coordinator.rounds.alert_monitor import AlertMonitor
+
+            monitor = AlertMonitor(
+                registry,
+                log,
+                lambda: decisions.config,
+                self._on_alert,
+                task_scale=self._setup.artifact.scale,
+                is_emulated=bool(self._setup.emulated),
+                waits=waits,
+                open_devices=executor.open_devices,
+                stall_alert_s=self._stall_alert_s,
+            )
+            watchers.append(monitor)
+        predicted = self._setup.artifact.spec.predicted
+        receivers: list[Receiver] = []
+        loss_queries = own_data_tests = personal_scores = None
+        if decisions.queries_losses or config.held_out is not None:
+            from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
+
+            query_executor = LossQueryExecutor(self._publisher, log, predicted)
+            receivers.append(query_executor)
+            if decisions.queries_losses:
+                loss_queries = LossQueries(decisions, registry, versions, query_executor, log)
+            if config.held_out is not None:
+                from fairbed.coordinator.rounds.own_data import OwnDataTests
+
+                own_data_tests = OwnDataTests(
+                    config, fleet, versions, query_executor, log, predicted
+                )
+        if config.personalisation.is_on:
+            from fairbed.coordinator.rounds.personal_scores import PersonalScores
+
+            personal_scores = PersonalScores(log, predicted)
+            receivers.append(personal_scores)
         return RunServices(
             decisions=decisions,
             fleet=fleet,
@@ -412,17 +429,15 @@ class Coordinator:
             versions=versions,
             assignments=Assignments(decisions, registry, versions, self._store.run_id),
             waits=waits,
-            query_executor=query_executor,
+            receivers=receivers,
             loss_queries=loss_queries,
-            personal_scores=PersonalScores(log, self._setup.artifact.spec.predicted),
-            own_data_tests=OwnDataTests(
-                config, fleet, versions, query_executor, log, self._setup.artifact.spec.predicted
-            ),
+            personal_scores=personal_scores,
+            own_data_tests=own_data_tests,
             executor=executor,
             event_log=log,
             loop_lag=self._loop_lag,
             side_traffic=side_traffic,
-            alerts=alerts,
+            watchers=watchers,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,
             on_waiting=self._on_waiting,
@@ -467,10 +482,11 @@ class Coordinator:
         group.start_soon(self._renew_status, name="coordinator.lease")
         group.start_soon(self._report_slow_lease, name="coordinator.slow_lease")
         group.start_soon(self._loop_lag.run, name="coordinator.loop_lag")
-        group.start_soon(parts.alerts.run, name="coordinator.alerts")
+        for watcher in parts.watchers:
+            group.start_soon(watcher.run, name=f"coordinator.{type(watcher).__name__}")
         group.start_soon(parts.executor.watch_deadlines, name="coordinator.deadlines")
         group.start_soon(
-            self._watch_presence, parts.executors, parts.registry, name="coordinator.presence"
+            self._watch_presence, parts.waiting, parts.registry, name="coordinator.presence"
         )
 
     async def _report_slow_lease(self) -> None:
@@ -510,7 +526,8 @@ class Coordinator:
                         router.on_packet(event)
                     case LinkUp(count=count):
                         self._link_up_since = self._event_log.now()
-                        parts.alerts.set_link(None)
+                        for watcher in parts.watchers:
+                            watcher.set_link(None)
                         router.on_link_up()
                         self._lease.on_link_up()
                         if count > 1:
@@ -521,7 +538,8 @@ class Coordinator:
                             group.start_soon(self._on_link_up)
                     case LinkDown(reason=reason):
                         self._link_up_since = None
-                        parts.alerts.set_link(reason)
+                        for watcher in parts.watchers:
+                            watcher.set_link(reason)
                         router.on_link_down()
                         self._event_log.event("disconnected", reason, level="warning")
         except (Refused, StoreError) as exc:
@@ -544,7 +562,7 @@ class Coordinator:
 
     async def _watch_presence(
         self,
-        executors: Sequence[RoundExecutor | LossQueryExecutor | PersonalScores],
+        waiting: Sequence[RoundExecutor | Receiver],
         registry: Registry,
     ) -> None:
         """End the exchanges, loss queries and scores of devices that are lost."""
@@ -556,7 +574,7 @@ class Coordinator:
             up_since = self._link_up_since
             if up_since is None:
                 continue
-            for executor in executors:
+            for executor in waiting:
                 for name in executor.open_devices():
                     now = self._event_log.now()
                     reason = reason_lost(registry[name], up_since, now, silent_s)

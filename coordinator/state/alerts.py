@@ -16,7 +16,7 @@ and ends: a condition must hold for some time first, and be over for some time.
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, shortage
+from fairbed.coordinator.state.waits import some
 from fairbed.wire.scale import Scale, other_scale
 
 AlertKind: TypeAlias = Literal[
@@ -47,9 +48,6 @@ devices rejoin, within a second or two."""
 CLEAR_S: Mapping[AlertKind, float] = {"broker lost": 2.0, "no device": 2.0}
 """Time for which a condition is over before its alert ends; 0 for the others, whose rules
 are laxer for an alert that stands."""
-
-NAMES_SHOWN = 5
-"""Devices that a text names."""
 
 TROUBLES_SHOWN = 3
 """Devices whose trouble a text has."""
@@ -458,10 +456,3 @@ def disk_low(
 
 def _gigabytes(value: float) -> str:
     return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
-
-
-def some(names: Collection[str]) -> str:
-    """Return the first names on one line, and the number of the others."""
-    shown = list(names)[:NAMES_SHOWN]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")

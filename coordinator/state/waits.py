@@ -32,6 +32,9 @@ ALERT_OTHERWISE_S = 10.0
 NAMED = 5
 """Devices that a text names, with the reason of each."""
 
+NAMES_SHOWN = 5
+"""Devices that a text names alone."""
+
 _NEEDS = {
     "updates": ("updates of devices out of contact", "round.deadline_s"),
     "losses": ("losses before its selection", "selection.loss_query_timeout_s"),
@@ -233,3 +236,10 @@ class Waits:
             since = self._clock(now if began is None else began)
             self._since[device.name] = why, since
         return MissingDevice(device.name, why, since)
+
+
+def some(names: Collection[str]) -> str:
+    """Return the first names on one line, and the number of the others."""
+    shown = list(names)[:NAMES_SHOWN]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

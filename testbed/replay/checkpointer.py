@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,7 +13,6 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import fleet_rows
-from fairbed.coordinator.state.alerts import Alerts, LossGrowth
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.schema import Columns
@@ -37,6 +36,9 @@ from fairbed.testbed.replay.engine.rows import (
     score_rows,
     selection_rows,
 )
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.state.alerts import Alerts
 
 CHECKPOINT_S = 30.0
 """A replay that is killed loses at most this many seconds of work (design.md, section 3)."""
@@ -132,7 +134,12 @@ class Checkpointer:
         self._spent_s = 0.0
         """Time that this replay took before the checkpoint from which it resumed."""
         self._latest: ReplayedRound | None = None
-        self._alerts, self._loss = Alerts(), LossGrowth(store.task, store.earlier_losses())
+        self._alerts: Alerts | None = None
+        if engine.decisions.config.operator.alerts:
+            from fairbed.coordinator.state import alerts
+
+            self._alerts = alerts.Alerts()
+            self._loss = alerts.LossGrowth(store.task, store.earlier_losses())
 
     def restore(self) -> None:
         """Restore the state of the last checkpoint, if there is one.
@@ -199,6 +206,8 @@ class Checkpointer:
 
     def _watch(self, replayed: ReplayedRound, metric: MetricRow) -> None:
         """Begin or end the alert about a global model that diverges."""
+        if self._alerts is None:
+            return
         self._loss.add(metric.round, metric.loss_mean)
         for change in self._alerts.update({"diverged": self._loss.text}, metric.at_s):
             row = AlertRow(

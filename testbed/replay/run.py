@@ -105,7 +105,7 @@ def _replay(
         setup.world,
         cohort=learning,
         attacks=setup.attacks,
-        explains=len(setup.names) <= MAX_LISTED,
+        explains=experiment.operator.reasons and len(setup.names) <= MAX_LISTED,
     )
     checkpointer = Checkpointer(
         store, setup.names, engine, checkpoint_s, setup.device_records, setup.powers

@@ -163,8 +163,8 @@ async def test_scores_of_regression_are_errors(tmp_path: Path) -> None:
         store = place.open_store()
         scores = PersonalScores(EventLog(store, LoopClock().now, _raise), Predicted("regression"))
         scores.expect({"a": train(1), "b": train(1)})
-        scores.on_score("a", PersonalScore(round=1, n=4, loss=2.0, mae=1.5, r2=0.5))
-        scores.on_score("b", PersonalScore(round=1, n=4, correct=3, loss=2.0))  # not of the task
+        scores.on_message("a", PersonalScore(round=1, n=4, loss=2.0, mae=1.5, r2=0.5))
+        scores.on_message("b", PersonalScore(round=1, n=4, correct=3, loss=2.0))  # not of the task
         assert scores.open_devices() == []
         store.close()
         assert scores_of(place) == [
@@ -188,7 +188,7 @@ async def test_a_device_that_sends_no_score_is_waited_for_three_times(tmp_path: 
 
         found = [round(await waited_s(number, is_lost=number == 2)) for number in range(1, 6)]
         assert found == [10, 0, 10, 0, 0]
-        scores.on_score("a", PersonalScore(round=5, n=4, correct=1))
+        scores.on_message("a", PersonalScore(round=5, n=4, correct=1))
         assert round(await waited_s(6)) == 10
         store.close()
     with place.reader() as reader:
@@ -206,15 +206,15 @@ async def test_only_requested_scores_are_recorded_and_waited_for(tmp_path: Path)
         scores = PersonalScores(log)
         scores.expect({"a": train(1), "b": train(1), "c": structs.replace(train(1), personal=None)})
         assert scores.open_devices() == ["a", "b"]
-        scores.on_score("a", PersonalScore(round=1, attempt=1, n=4, correct=1))
-        scores.on_score("stranger", PersonalScore(round=1, n=4, correct=1))
+        scores.on_message("a", PersonalScore(round=1, attempt=1, n=4, correct=1))
+        scores.on_message("stranger", PersonalScore(round=1, n=4, correct=1))
         assert scores.open_devices() == ["a", "b"]
-        scores.on_score("a", PersonalScore(round=1, n=4, correct=1, loss=2.0))
-        scores.on_score("a", PersonalScore(round=1, n=4, correct=4, loss=0.0))
+        scores.on_message("a", PersonalScore(round=1, n=4, correct=1, loss=2.0))
+        scores.on_message("a", PersonalScore(round=1, n=4, correct=4, loss=0.0))
         scores.mark_lost("b", "gone")
         await scores.wait(["a", "b", "c"], 30.0)
         scores.expect({"a": train(2), "b": train(2)})
-        scores.on_score("b", PersonalScore(round=2, n=0))
+        scores.on_message("b", PersonalScore(round=2, n=0))
         await scores.wait(["a", "b"], 2.5)
         store.close()
         assert scores_of(place) == [
