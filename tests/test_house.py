@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools import fetch_pip
+from tools.measure_house import FEATURES, bare_round, live_round, modules_of_features
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -190,3 +191,14 @@ def test_every_path_in_the_design_exists() -> None:
     paths = set(re.findall(r"`([a-z_]+/[a-z_/]+(?:\.py|/))`", text))
     assert len(paths) > 20
     assert not [path for path in sorted(paths) if not (ROOT / path).exists()]
+
+
+def test_a_round_passes_no_module_of_a_feature_that_is_off() -> None:
+    assert not modules_of_features(bare_round())
+    on = modules_of_features(live_round())
+    assert {*FEATURES["explanation"], *FEATURES["alerts"], *FEATURES["fairness tables"]} <= on
+
+
+def test_the_modules_of_each_feature_exist() -> None:
+    missing = [path for paths in FEATURES.values() for path in paths if not (ROOT / path).exists()]
+    assert not missing

@@ -27,7 +27,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
+_CHECKOUT = sys.argv[1] if __name__ == "__main__" and len(sys.argv) > 1 else None
+ROOT = Path(_CHECKOUT or Path(__file__).parents[1]).resolve()
 PACKAGES = ("wire", "device_agent", "coordinator", "profiles", "testbed")
 SMALL_LINES = 60
 WARM_ROUND = 3
@@ -82,6 +83,8 @@ FEATURES = {
     "codecs": ("wire/codecs/half.py", "wire/codecs/int8.py", "wire/codecs/top_k.py"),
 }
 """Modules of each feature; a file that a tree does not have does not count."""
+FEATURE_OF = {path: name for name, paths in FEATURES.items() for path in paths}
+"""Feature by module."""
 CHANGES = {
     "a column of the exchange": "weight_share",
     "a column that the host measures": "cell_wait_s",
@@ -137,10 +140,11 @@ def count_changes() -> None:
 def count_rounds() -> None:
     """Print the modules and functions of each kind of round, and features that are absent."""
     sys.path.insert(0, str(ROOT))
-    for name, run in {"": _live, "bare ": _bare, "quickstart, live ": _quickstart}.items():
+    kinds = {"": live_round, "bare ": bare_round, "quickstart, live ": _quickstart}
+    for name, run in kinds.items():
         passed = _or_none(run)
         _print_round(f"{name}warm round", passed)
-        if run is _bare:
+        if run is bare_round:
             _print_features(passed)
     _print_round("quickstart, replayed round", _or_none(_replayed))
 
@@ -162,20 +166,24 @@ def _print_round(name: str, passed: Passed | None) -> None:
 
 def _print_features(passed: Passed | None) -> None:
     """Print the modules of absent features that the bare round passes, and those it imports."""
-    feature_of = {path: name for name, paths in FEATURES.items() for path in paths}
-    found = {path for path, _ in passed or () if path in feature_of}
+    found = modules_of_features(passed or set())
     count = "-" if passed is None else len(found)
     print(f"  of absent features, passed  {count} modules")
     for path in sorted(found):
-        print(f"    {feature_of[path]}: {path}")
+        print(f"    {FEATURE_OF[path]}: {path}")
     table = ROOT / "tests" / "costs.json"
     if table.exists():
         kinds = json.loads(table.read_text(encoding="utf-8")).get("modules", {})
         names = {name for modules in kinds.values() for name in modules}
-        imported = {path for path in feature_of if _as_import(path) in names}
+        imported = {path for path in FEATURE_OF if _as_import(path) in names}
         print(
             f"  of absent features, imported {len(imported)} modules: {' '.join(sorted(imported))}"
         )
+
+
+def modules_of_features(passed: Passed) -> set[str]:
+    """Return the modules that a round passes and that belong to a feature."""
+    return {path for path, _ in passed if path in FEATURE_OF}
 
 
 def _as_import(path: str) -> str:
@@ -225,13 +233,16 @@ def _functions(codes: set[CodeType]) -> Passed:
     return found
 
 
-def _live() -> Passed:
-    """RBCS-F, two of three devices."""
+def live_round() -> Passed:
+    """Return the functions of a round of RBCS-F, two of three devices."""
     return _in_lab({})
 
 
-def _bare() -> Passed:
-    """FedAvg of all three devices, uniform selection, no evaluation, alerts and reasons."""
+def bare_round() -> Passed:
+    """Return the functions of a round without any feature.
+
+    FedAvg of all three devices, uniform selection, no evaluation, alerts and reasons.
+    """
     from fairbed.coordinator.policy.config import EvaluationConfig, OperatorConfig
     from tests.coordinator.lab import WHOLE_FLEET
 
