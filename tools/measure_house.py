@@ -176,9 +176,9 @@ def _print_features(passed: Passed | None) -> None:
         kinds = json.loads(table.read_text(encoding="utf-8")).get("modules", {})
         names = {name for modules in kinds.values() for name in modules}
         imported = {path for path in FEATURE_OF if _as_import(path) in names}
-        print(
-            f"  of absent features, imported {len(imported)} modules: {' '.join(sorted(imported))}"
-        )
+        print(f"  of absent features, imported {len(imported)} modules")
+        for path in sorted(imported):
+            print(f"    {FEATURE_OF[path]}: {path}")
 
 
 def modules_of_features(passed: Passed) -> set[str]:

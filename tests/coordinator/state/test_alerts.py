@@ -21,8 +21,8 @@ from fairbed.coordinator.state.alerts import (
     divergence,
     infeasible,
     no_device,
-    some,
 )
+from fairbed.coordinator.state.waits import some
 
 GB = 10**9
 
