@@ -850,6 +850,10 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     after the first 2 s."""
 
 
+ALERTS_OFF = "none: operator.alerts is false, so no condition of this run was examined"
+"""The warning of a run without alerts, where its alerts would be."""
+
+
 class OperatorConfig(Section, frozen=True, kw_only=True):
     """`[operator]`: what operators see of a run, and their commands to a live one."""
 

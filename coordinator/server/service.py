@@ -21,7 +21,7 @@ from fairbed.coordinator.fleet.uploads import Uploads
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.messaging.signatures import FleetSignatures
-from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.policy.config import ALERTS_OFF, CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.live_settings import (
     SettingError,
@@ -401,6 +401,8 @@ class Coordinator:
                 stall_alert_s=self._stall_alert_s,
             )
             watchers.append(monitor)
+        else:
+            log.event("alerts", ALERTS_OFF, level="warning")
         predicted = self._setup.artifact.spec.predicted
         receivers: list[Receiver] = []
         loss_queries = own_data_tests = personal_scores = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairbed.coordinator.policy.config import ALERTS_OFF
 from fairbed.coordinator.rounds.loop import NothingAggregatedError
 from fairbed.coordinator.store import NewRun, Provenance, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
@@ -126,6 +127,8 @@ def _replay(
         if engine.at.round == 0:
             for finding in setup.findings():
                 store.add(_event(finding.kind, finding.text, finding.level))
+            if not experiment.operator.alerts:
+                store.add(_event("alerts", ALERTS_OFF, "warning"))
             for line in () if learning is None else learning.remarks():
                 store.add(_event("micro-batch", line, "info"))
         for replayed in engine.replay(experiment.rounds):

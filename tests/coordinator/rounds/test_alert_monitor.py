@@ -8,8 +8,10 @@ import anyio
 import pytest
 
 from fairbed.coordinator.policy.config import (
+    ALERTS_OFF,
     AggregationConfig,
     CoordinatorConfig,
+    OperatorConfig,
     SelectionConfig,
 )
 from fairbed.coordinator.rounds.alert_monitor import DISK_PERIOD_S, AlertMonitor, DiskUse, disk_use
@@ -404,3 +406,16 @@ async def test_a_run_that_loses_its_broker_and_its_devices_records_both(tmp_path
     assert 5.0 < lost.end_s - lost.begin_s < 8.0
     assert 10.0 < gone.end_s - gone.begin_s < 40.0
     assert re.search(r"missing 1 of pi-\d \(disconnected since .* got 0; see", gone.text)
+
+
+async def test_a_run_without_alerts_and_reasons_states_it(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        place.on_progress = lambda progress: place.kill_agent("pi-0")
+        config = make_config(rounds=2, operator=OperatorConfig(alerts=False, reasons=False))
+        await place.run(config)
+        with place.reader() as reader:
+            assert not reader.alerts()
+            stated = [event.text for _, event in reader.events() if event.kind == "alerts"]
+            assert stated == [ALERTS_OFF]
+            assert {row.reason for row in reader.selections(1)} == {""}
+            assert len(reader.selections(1)) == len(NAMES)
