@@ -38,6 +38,14 @@ class IdleSkippingLoop(asyncio.SelectorEventLoop):
         self._skipped_s += duration_s
 
 
+class StillLoop(IdleSkippingLoop):
+    """An event loop whose clock stands still but for the timers that it skips to."""
+
+    def time(self) -> float:
+        """Seconds that were skipped."""
+        return self._skipped_s
+
+
 class _SkippingSelector(selectors.BaseSelector):
     """Skips a wait during which only a timer can become due."""
 

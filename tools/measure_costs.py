@@ -52,7 +52,7 @@ from fairbed.wire.chunks import chunk_slice, decode_chunk, encode_chunk, manifes
 from fairbed.wire.codec import decode, encode  # noqa: E402
 from fairbed.wire.transfer import Download, Upload, UploadReceiver  # noqa: E402
 from tests.coordinator.lab import PATIENT, WHOLE_FLEET, Lab, lab, make_config  # noqa: E402
-from tests.idle_time import IdleSkippingLoop, busy_threads_counted  # noqa: E402
+from tests.idle_time import StillLoop, busy_threads_counted  # noqa: E402
 from tests.wire.messages import MESSAGES  # noqa: E402
 
 TABLE = ROOT / "tests" / "costs.json"
@@ -139,14 +139,6 @@ class Costs(msgspec.Struct, frozen=True):
     """Of a download and an upload, bytes per byte of the blob: `frames` at both ends, `buffers`."""
     reasons: tuple[str, ...] = ()
     """Why the table changed, the newest last."""
-
-
-class StillLoop(IdleSkippingLoop):
-    """An event loop whose clock stands still but for the timers that it skips to."""
-
-    def time(self) -> float:
-        """Seconds that were skipped."""
-        return self._skipped_s
 
 
 class Counting:
