@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ UNACCOUNTED_FLOOR_S = -0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAtSelection:
-    """The context and the prediction of a device at its selection."""
+    """Columns of an exchange: context and prediction of the device at its selection."""
 
     mu_cores: float
     downlink_bps: float | None
@@ -94,6 +94,11 @@ class KnownAtSelection:
     s_literal_seed: int
     tau_hat_s: float
     width_s: float
+
+
+KNOWN_COLUMNS = tuple(field.name for field in fields(KnownAtSelection))
+"""Columns of an exchange that are known before its dispatch."""
+_known_values: Callable[[KnownAtSelection], tuple[Any, ...]] = attrgetter(*KNOWN_COLUMNS)
 
 
 def known_at_selection(device: Device, selection: Selection, now: float) -> KnownAtSelection:
@@ -308,15 +313,7 @@ def exchange_row(
         was_cold=offer.was_cold if offer else None,
         loss_before=offer.loss_before if offer else None,
         loss_train=offer.loss_train if offer else None,
-        mu_cores=known.mu_cores,
-        downlink_bps=known.downlink_bps,
-        uplink_bps=known.uplink_bps,
-        link_age_s=known.link_age_s,
-        context_age_s=known.context_age_s,
-        s_not_previous=known.s_not_previous,
-        s_literal_seed=known.s_literal_seed,
-        tau_hat_s=known.tau_hat_s,
-        width_s=known.width_s,
+        **dict(zip(KNOWN_COLUMNS, _known_values(known), strict=True)),
         steady_down_bytes=down.n_bytes if down else None,
         steady_down_s=down.duration_s if down else None,
         steady_up_bytes=up.n_bytes if up else None,
