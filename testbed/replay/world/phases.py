@@ -245,7 +245,8 @@ class PhaseModel:
             columns["download_s"][in_cell & ~request.has_model] = np.inf
             columns["upload_s"][in_cell] = np.inf
             waits_s = {"cell_wait_s": np.where(in_cell, 0.0, np.nan)}
-            exchanges = replace(exchanges, in_cell=in_cell, measured=waits_s)
+            measured = {**exchanges.measured, **waits_s}
+            exchanges = replace(exchanges, in_cell=in_cell, measured=measured)
 
         return replace(exchanges, **columns, gone_s=gone_s, faults=faults)
 
