@@ -276,6 +276,7 @@ def exchange_row(
     up = exchange.steady
     is_held = has_reported_loss and offer is not None and offer.had_model
     found_s, contended, why = _verdict_on(exchange)
+    phases_s: dict[str, Any] = {name: getattr(phases, name, None) for name in PHASE_COLUMNS}
     measured: dict[str, Any] = dict(exchange.measured)
     if offer is not None and offer.measured:
         measured |= accepted(offer.measured, Source.OFFER)
@@ -295,7 +296,7 @@ def exchange_row(
         unaccounted_s=_rest_s(exchange, found_s),
         train_cpu_s=phases.train_cpu_s if phases else None,
         upload_s=exchange.upload_s,
-        **{name: getattr(phases, name, None) for name in PHASE_COLUMNS},
+        **phases_s,
         contended_s=None if contention is None else contention.total_s,
         contended_download_s=None if contention is None else contention.download_s,
         contended_compute_s=None if contention is None else contention.compute_s,

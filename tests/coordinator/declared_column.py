@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 
@@ -53,7 +54,7 @@ async def play_live(folder: Path) -> None:
     from fairbed.device_agent.jobs import Stopwatch
     from tests.coordinator.lab import lab, make_config
 
-    lap, columns = Stopwatch.lap, Merge.columns.fget
+    lap, columns = Stopwatch.lap, vars(Merge)["columns"].fget
 
     def measuring_lap(self: Stopwatch, name: str) -> float:
         if name == "train":
@@ -61,11 +62,14 @@ async def play_live(folder: Path) -> None:
             self.measured["of_a_newer_agent"] = 1.0
         return lap(self, name)
 
-    Stopwatch.lap = measuring_lap
-    Merge.columns = property(lambda self: columns(self) | {"temporary_places": 3 * self.n_k})
+    with_places = property(lambda self: columns(self) | {"temporary_places": 3 * self.n_k})
     one = SelectionConfig(policy="uniform", per_round=1)
-    async with lab(folder, agents=1) as place:
-        await place.run(make_config(ROUNDS, 1, selection=one))
+    with (
+        patch.object(Stopwatch, "lap", measuring_lap),
+        patch.object(Merge, "columns", with_places),
+    ):
+        async with lab(folder, agents=1) as place:
+            await place.run(make_config(ROUNDS, 1, selection=one))
 
 
 def play_replayed(folder: Path) -> None:
@@ -82,9 +86,9 @@ def play_replayed(folder: Path) -> None:
         planned = exchange(self, *arguments)
         return replace(planned, measured={"temporary_s": np.full(len(planned.steps), REPLAYED_S)})
 
-    LinearWorld.exchange = measured
     of = experiment(seconds(1.0), rounds=ROUNDS, selection={"per_round": 1})
-    replay_experiment(of, folder, "replayed", lambda replayed: None)
+    with patch.object(LinearWorld, "exchange", measured):
+        replay_experiment(of, folder, "replayed", lambda replayed: None)
 
 
 def check_readers(folder: Path, expected_s: float, places: int) -> None:
@@ -98,7 +102,7 @@ def check_readers(folder: Path, expected_s: float, places: int) -> None:
     from fairbed.coordinator.store import RunReader
 
     with RunReader(folder) as reader:
-        rows = reader.exchanges()
+        rows: list[Any] = [*reader.exchanges()]
         assert [(x.temporary_s, x.temporary_places) for x in rows] == [
             (expected_s, places)
         ] * ROUNDS
