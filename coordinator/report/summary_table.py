@@ -474,9 +474,9 @@ def column_lines(x: ExchangeSummary) -> list[str]:
     lines = []
     for name, one in x.columns.items():
         if one.value:
-            lines.append(
-                f"{one.heading}: {one.statistic} {text_in(unit_of(name), one.value)} ({one.sample})"
-            )
+            unit = unit_of(name)
+            text = text_in(unit, one.value) + f" {unit}" * (unit not in ("", "J", "byte"))
+            lines.append(f"{one.heading}: {one.statistic} {text} ({one.sample})")
         elif one.value is None and one.sample.n:
             why = one.sample.why_none if one.statistic == "median" else one.sample.why_no_total
             lines.append(f"{one.heading}: no {one.statistic} ({one.sample}, {why})")

@@ -120,7 +120,7 @@ def check_readers(folder: Path, expected_s: float, places: int) -> None:
     columns = msgspec.json.decode(msgspec.json.encode(summary))["exchange"]["columns"]
     assert columns["temporary_s"]["value"] == expected_s
     assert columns["temporary_places"]["value"] == places * ROUNDS
-    text = f"temporary time: median {expected_s:.2f} ({ROUNDS} of {ROUNDS})"
+    text = f"temporary time: median {expected_s:.2f} s ({ROUNDS} of {ROUNDS})"
     assert text in summary_table(summary)
     assert text.capitalize() in page
 
