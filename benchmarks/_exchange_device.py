@@ -159,7 +159,7 @@ class ExchangeDevice:
             id=upload.manifest.id,
             sha256=self._sha256,
             model=_NO_MODEL,
-            resent_chunks=upload.resent,
+            measured={"resent_up": upload.resent},
         )
         self._publisher.publish(done)
 

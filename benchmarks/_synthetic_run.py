@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from heapq import merge
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.store import NewRun, Store
+from fairbed.coordinator.store.schema import table_of
 from fairbed.coordinator.store.store import STREAM_MAX_ROWS
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
@@ -373,6 +374,7 @@ class SyntheticRun:
             "was_cold": False,
         }
         unknown: dict[str, Any] = {
-            field.name: ZEROS.get(field.type) for field in fields(ExchangeRow)
+            c.name: c.default if c.is_optional or c.column is not None else ZEROS[c.kind]
+            for c in table_of(ExchangeRow).columns
         }
         return ExchangeRow(**(unknown | known))

@@ -64,10 +64,10 @@ class HostMonitor(Protocol):
         """
         ...
 
-    def cell_wait_s(self, device: str) -> float | None:
-        """Return the time that transfers of `device` have lost so far to others of its cell.
+    def counted(self, device: str) -> Mapping[str, float]:
+        """Return what was counted of `device` so far, by column of the exchange (`Source.HOST`).
 
-        None: the device is in no cell, or this is not measured.
+        The numbers only grow; a column that is not measured is absent.
         """
         ...
 

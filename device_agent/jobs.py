@@ -23,6 +23,9 @@ class Stopwatch:
         self._clock, self._energy = clock, energy
         self.joules: dict[str, float | None] = {}
         """Energy of each lap; empty without a meter."""
+        self.measured: dict[str, float] = {}
+        """Other numbers of the round, by column of the coordinator's store; the next `Offer` or
+        `UploadDone` sends them."""
         self._last_s = started_s
         self._laps: dict[str, float] = {}
 

@@ -296,6 +296,9 @@ class DeviceRound:
         watch = self._watch
         pulled = self.train.model.id if model is None else model.manifest.id
         steady = None if model is None else model.steady
+        if model is not None and model.rerequests:
+            watch.measured["rerequests_down"] = model.rerequests
+        measured, watch.measured = watch.measured, {}
         return Offer(
             round=self.train.round,
             attempt=self.train.attempt,
@@ -312,7 +315,7 @@ class DeviceRound:
             was_cold=trained.was_cold,
             loss_before=trained.loss_before,
             loss_train=trained.loss_train,
-            download_rerequests=0 if model is None else model.rerequests,
+            measured=measured,
             downlink_bps=self._context.link.downlink_bps,
             steady=steady,
             pulled=None if pulled == self.train.model.id else pulled,
@@ -359,13 +362,17 @@ class DeviceRound:
         if self._done is None and self._sha256 is not None and push is not None and push.is_sent:
             assert self._offer is not None, "sent without an offer"
             self._watch.lap("upload")
+            measured = self._watch.measured
+            if push.upload.resent:
+                measured["resent_up"] = push.upload.resent
+            if (upload_j := self._watch.joules.get("upload")) is not None:
+                measured["upload_j"] = upload_j
             self._done = UploadDone(
                 round=self.train.round,
                 id=push.upload.manifest.id,
                 sha256=self._sha256,
                 model=self._offer.model,
-                resent_chunks=push.upload.resent,
-                upload_j=self._watch.joules.get("upload"),
+                measured=measured,
             )
             self._context.publisher.publish(self._done)
             self._progress(Event.SENT)

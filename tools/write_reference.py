@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from fairbed.coordinator.report.tables import columns_of
-from fairbed.coordinator.store.schema import RECORDS
-from fairbed.coordinator.store.tables import Record
+from fairbed.coordinator.store.schema import MEASURED, RECORDS
+from fairbed.coordinator.store.tables import ExchangeRow, Record
 from fairbed.coordinator.tui.app import ControlRoom  # noqa: F401 - its screens declare their keys
 from fairbed.coordinator.tui.keys import keys_page
 from fairbed.device_agent.cli import COMMANDS as AGENT_COMMANDS
@@ -101,11 +101,14 @@ def _table_lines(record: type[Record]) -> Iterator[str]:
     yield from ("", f"## `{record.TABLE}`", "")
     yield " ".join((record.__doc__ or "").split())
     yield from ("", f"Key: {', '.join(f'`{name}`' for name in record.KEY)}." if record.KEY else "")
-    yield from ("", "| column | type | unit | meaning |", "|---|---|---|---|")
+    measured = {name: c.column.source.value for name, c in MEASURED.items() if c.column is not None}
+    by = (" measured by |", "---|") if record is ExchangeRow else ("", "")
+    yield from ("", f"| column | type | unit |{by[0]} meaning |", f"|---|---|---|{by[1]}---|")
     for line in columns_of(record):
+        source = f" {measured.get(line.column, '')} |" if record is ExchangeRow else ""
         yield (
             f"| `{line.column}` | {line.type}{' or empty' if line.is_optional else ''} | "
-            f"{line.unit} | {_cell(line.meaning)} |"
+            f"{line.unit} |{source} {_cell(line.meaning)} |"
         )
 
 

@@ -126,6 +126,12 @@ OptionValue: TypeAlias = (
 MAX_OPTIONS = 32
 """Most options of a local rule."""
 Word: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Measured: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[float, Meta(ge=-1e15, le=1e15)]],
+    Meta(max_length=32),
+]
+"""Numbers of an exchange that a device measures, by column of the coordinator's store; a name that
+the coordinator has not is ignored."""
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
@@ -149,6 +155,10 @@ class Message(
             if isinstance(value, float) and not isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value}")
             kind = type(value)
+            if kind is dict:
+                for name, number in value.items():
+                    if not isfinite(number):
+                        raise ValueError(f"{field}.{name} must be a finite number, got {number}")
             if (kind is str and not (is_printable(value) and len(value) <= MAX_TEXT)) or (
                 kind is tuple and value
             ):
@@ -161,7 +171,7 @@ def _checked_fields(kind: type[Message]) -> tuple[Callable[[Message], Any] | Non
 
     Returns:
         Reads the values of its fields that are numbers with a fraction or None; None without any.
-        Its other fields that may be a text, a tuple or such a number.
+        Its other fields that may be a text, a tuple, numbers by name or such a number.
     """
     numbers, others = list[str](), list[str]()
     hints = get_type_hints(kind, include_extras=True)
@@ -169,7 +179,7 @@ def _checked_fields(kind: type[Message]) -> tuple[Callable[[Message], Any] | Non
         kinds = set(_kinds(hints[name]))
         if kinds - {type(None)} == {float}:
             numbers.append(name)
-        elif kinds & {float, str, tuple, Any}:
+        elif kinds & {float, str, tuple, dict, Any}:
             others.append(name)
     return attrgetter(*numbers, numbers[0]) if numbers else None, tuple(others)
 
@@ -666,7 +676,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """F_k(w_t) before the first local step, in nats; None unless `Train.needs_loss`."""
     loss_train: Magnitude | None = None
     """Mean loss of the last local epoch, in nats."""
-    download_rerequests: Count = 0
+    measured: Measured = {}
+    """What else the device measured until the offer."""
     downlink_bps: Positive | None = None
     steady: SteadyTransfer | None = None
     """Steady part of the model download; None for a single chunk or after repeated requests."""
@@ -687,9 +698,8 @@ class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
     sha256: Sha256
     model: Sha256
     """Hash of the model version that was trained, as in the `Offer`."""
-    resent_chunks: Count = 0
-    upload_j: Joules | None = None
-    """Energy of the whole device from the grant on; None if it cannot measure its power."""
+    measured: Measured = {}
+    """What the device measured since the offer."""
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):

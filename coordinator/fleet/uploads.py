@@ -1,8 +1,8 @@
 """Uploads of updates: check of the offer, reception of the chunks, decoding, memory."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import anyio.to_thread
 
@@ -10,6 +10,8 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import pulled_blob, update_codec
 from fairbed.coordinator.fleet.plausibility import fault_in_update
 from fairbed.coordinator.policy.config import LimitsConfig
+from fairbed.coordinator.store.schema import accepted, fault_in_measured
+from fairbed.coordinator.store.tables import Source
 from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import Buffer
 from fairbed.wire.codecs import Codec, packed_bytes, unpack
@@ -30,8 +32,7 @@ class _Upload:
     """The model that the device was sent, shape (n_values,)."""
     privacy: Privacy | None
     sha256: bytes | None = None
-    resent: int = 0
-    upload_j: float | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
     vector: Vector | None = None
     """The update, shape (n_values,), once it has been verified."""
     decode_s: float | None = None
@@ -45,9 +46,8 @@ class CompletedUpload:
     """Arrival of the last chunk."""
     bytes_up: int
     duplicates: int
-    resent: int
-    upload_j: float | None
-    """As the device reports it."""
+    measured: Mapping[str, float]
+    """Columns of the exchange that the device reports with the hash."""
     steady: SteadyTransfer | None
 
 
@@ -130,8 +130,9 @@ class Uploads:
         upload = self._open.get(device)
         if upload is None or upload.receiver.manifest.id != done.id:
             return None
-        upload.sha256, upload.resent = done.sha256, done.resent_chunks
-        upload.upload_j = done.upload_j
+        upload.sha256 = done.sha256
+        if done.measured:
+            upload.measured = accepted(done.measured, Source.UPLOAD)
         return self._complete(upload)
 
     async def check(self, device: str) -> str | None:
@@ -196,8 +197,7 @@ class Uploads:
             at=receiver.finished_at,
             bytes_up=receiver.received_bytes,
             duplicates=receiver.duplicates,
-            resent=upload.resent,
-            upload_j=upload.upload_j,
+            measured=upload.measured,
             steady=receiver.steady,
         )
 
@@ -220,4 +220,6 @@ def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
         return f"offer: must have {offer.n_k} to {most} positions, got {offer.positions}"
     if train.needs_loss and offer.loss_before is None:
         return "offer: loss_before is missing, and the aggregation rule needs it"
+    if offer.measured and (fault := fault_in_measured(offer.measured, Source.OFFER)):
+        return f"offer: {fault}"
     return None

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, clamped_mu, cold_start
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.state.script import ClosedRound
-from fairbed.coordinator.store.schema import Columns
+from fairbed.coordinator.store.schema import MEASURED, Cells, Columns, accepted
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     ExchangeRow,
@@ -38,6 +38,7 @@ from fairbed.coordinator.store.tables import (
     ReleaseRow,
     RoundRow,
     SelectionRow,
+    Source,
 )
 from fairbed.wire.evaluation import (
     Evaluation,
@@ -86,7 +87,7 @@ UNACCOUNTED_FLOOR_S = -0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAtSelection:
-    """The context and the prediction of a device at its selection."""
+    """Columns of an exchange: context and prediction of the device at its selection."""
 
     mu_cores: float
     downlink_bps: float | None
@@ -97,6 +98,11 @@ class KnownAtSelection:
     s_literal_seed: int
     tau_hat_s: float
     width_s: float
+
+
+KNOWN_COLUMNS = tuple(field.name for field in fields(KnownAtSelection))
+"""Columns of an exchange that are known before its dispatch."""
+_known_values: Callable[[KnownAtSelection], tuple[Any, ...]] = attrgetter(*KNOWN_COLUMNS)
 
 
 def known_at_selection(device: Device, selection: Selection, now: float) -> KnownAtSelection:
@@ -267,14 +273,17 @@ def exchange_row(
     With `has_reported_loss` the device may have downloaded the model for the loss query, whose
     row counts those bytes.
     """
-    offer, contention = exchange.offer, exchange.contention
-    others, weight = exchange.concurrent, exchange.weight
+    offer, contention, others = exchange.offer, exchange.contention, exchange.concurrent
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
     down = offer.steady if offer is not None else None
     up = exchange.steady
     is_held = has_reported_loss and offer is not None and offer.had_model
     found_s, contended, why = _verdict_on(exchange)
+    phases_s: dict[str, Any] = {name: getattr(phases, name, None) for name in PHASE_COLUMNS}
+    measured: dict[str, Any] = dict(exchange.measured)
+    if offer is not None and offer.measured:
+        measured |= accepted(offer.measured, Source.OFFER)
     return ExchangeRow(
         round=exchange.round,
         attempt=exchange.attempt,
@@ -291,21 +300,17 @@ def exchange_row(
         unaccounted_s=_rest_s(exchange, found_s),
         train_cpu_s=phases.train_cpu_s if phases else None,
         upload_s=exchange.upload_s,
-        **{name: getattr(phases, name, None) for name in PHASE_COLUMNS},
-        coordinator_decode_s=exchange.decode_s,
+        **phases_s,
         contended_s=None if contention is None else contention.total_s,
         contended_download_s=None if contention is None else contention.download_s,
         contended_compute_s=None if contention is None else contention.compute_s,
         contended_upload_s=None if contention is None else contention.upload_s,
-        cell_wait_s=exchange.cell_wait_s,
         lag_s=exchange.lag_s,
         is_contended=bool(contended),
         codec_down=codecs[0],
         codec_up=codecs[1],
         bytes_down=pulled.size_bytes if pulled is not None and not is_held else 0,
         bytes_up=exchange.bytes_up,
-        rerequests_down=offer.download_rerequests if offer else 0,
-        resent_up=exchange.resent_up,
         duplicates_up=exchange.duplicates_up,
         concurrent=len(table.exchanges) - 1 if others is None else others,
         n_k=offer.n_k if offer else 0,
@@ -313,27 +318,40 @@ def exchange_row(
         was_cold=offer.was_cold if offer else None,
         loss_before=offer.loss_before if offer else None,
         loss_train=offer.loss_train if offer else None,
-        mu_cores=known.mu_cores,
-        downlink_bps=known.downlink_bps,
-        uplink_bps=known.uplink_bps,
-        link_age_s=known.link_age_s,
-        context_age_s=known.context_age_s,
-        s_not_previous=known.s_not_previous,
-        s_literal_seed=known.s_literal_seed,
-        tau_hat_s=known.tau_hat_s,
-        width_s=known.width_s,
+        **dict(zip(KNOWN_COLUMNS, _known_values(known), strict=True)),
         steady_down_bytes=down.n_bytes if down else None,
         steady_down_s=down.duration_s if down else None,
         steady_up_bytes=up.n_bytes if up else None,
         steady_up_s=up.duration_s if up else None,
         staleness=exchange.staleness,
         aggregated_round=exchange.aggregated_round,
-        weight=weight.weight if weight else None,
-        weight_share=weight.share if weight else None,
-        n_share=weight.n_share if weight else None,
-        defence_scale=weight.scale if weight else None,
-        **_energy(exchange),
+        **(measured | _energy(exchange)),
     )
+
+
+def measured_columns(
+    exchanges: Sequence[Mapping[str, float]], has_offered: Bools, is_done: Bools
+) -> dict[str, Cells]:
+    """Return the measured columns of replayed exchanges, as the coordinator of a live run has them.
+
+    Args:
+        exchanges: The numbers of each exchange, by column.
+        has_offered: The device has offered its update, shape (K,): its numbers are known.
+        is_done: The update has arrived, shape (K,).
+    """
+    columns: dict[str, Cells] = {name: spec.default for name, spec in MEASURED.items()}
+    seen = {Source.OFFER: has_offered.tolist(), Source.UPLOAD: is_done.tolist()}
+    always = [True] * len(exchanges)
+    for name in set[str]().union(*exchanges):
+        spec = MEASURED[name]
+        assert spec.column is not None, "a measured column is declared"
+        columns[name] = [
+            numbers.get(name, spec.default) if is_seen else spec.default
+            for numbers, is_seen in zip(
+                exchanges, seen.get(spec.column.source, always), strict=True
+            )
+        ]
+    return columns
 
 
 def release_row(exchange: Exchange, device: str) -> ReleaseRow:
@@ -357,14 +375,14 @@ def _energy(exchange: Exchange) -> dict[str, Any]:
     """
     reported = None if exchange.offer is None else exchange.offer.phases.energy
     if reported is None:
-        return {}
+        return {"upload_j": None}
     energy = {f"{phase}_j": getattr(reported, f"{phase}_j") for phase in DEVICE_PHASES}
     at_device_j = sum(energy.values())
-    upload_s, upload_j = exchange.upload_s, exchange.upload_j
+    upload_s, upload_j = exchange.upload_s, exchange.measured.get("upload_j")
     if upload_s is None:
-        return energy | {"energy_j": at_device_j}
+        return energy | {"upload_j": None, "energy_j": at_device_j}
     if upload_j is None or upload_j > MAX_WATTS * upload_s:
-        return energy
+        return energy | {"upload_j": None}
     return energy | {"upload_j": upload_j, "energy_j": at_device_j + upload_j}
 
 

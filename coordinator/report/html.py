@@ -62,6 +62,7 @@ from fairbed.coordinator.report.summary_schema import (
 from fairbed.coordinator.report.summary_table import (
     NOTABLE_DIVERGENCE,
     calibrated,
+    column_lines,
     counted_rate,
     is_kept,
     own_inputs,
@@ -789,6 +790,9 @@ def _faults(run: RunPage) -> Markup:
         number = sum(total.values())
         text = ", ".join(f"{count:,} {kind}" for kind, count in total.most_common())
         parts.append(tag("p", f"{counted(number, 'exchange')}: {text}."))
+    parts += [
+        tag("p", f"{line[:1].upper()}{line[1:]}.") for line in column_lines(run.summary.exchange)
+    ]
     if run.reasons:
         columns = [
             HtmlColumn("outcome", "text"),

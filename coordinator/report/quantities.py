@@ -4,6 +4,7 @@ A number that several readers print is declared here once: summary, report, cont
 comparison and metrics take its name and meaning from here, so that one name is one number.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -100,6 +101,19 @@ def cell(text: str, value: float | None, sample: SampleCount) -> str:
     return sample.mark if value is None and sample.why_none else text
 
 
+def text_in(unit: str, value: str | bool | float | None) -> str:
+    """Return the text of a cell of a table, by the unit of its column; empty is no unit."""
+    if value is None or value != value:
+        return MISSING
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if (text := _TEXTS.get(unit)) is not None:
+        return text(value)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -185,3 +199,11 @@ def _prefixed(value: float, gap: str) -> str:
             scaled = value / factor
             return f"{scaled:.1f}{gap}{prefix}" if scaled < 9.95 else f"{scaled:.0f}{gap}{prefix}"
     return f"{value:.0f}{gap}"
+
+
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "s": seconds,
+    "J": energy,
+    "byte": size,
+    "bit/s": bandwidth,
+}

@@ -37,6 +37,7 @@ from fairbed.coordinator.report.summary_schema import (
     Attackers,
     Auroc,
     Bytes,
+    ColumnSummary,
     ContextCheckSummary,
     DefenceSummary,
     DeviceSummary,
@@ -69,6 +70,7 @@ from fairbed.coordinator.store.reader import (
     SelectionCounts,
     profile_of,
 )
+from fairbed.coordinator.store.schema import MEASURED
 from fairbed.coordinator.store.store import Provenance
 from fairbed.coordinator.store.tables import (
     INTERNAL_ERROR,
@@ -125,6 +127,13 @@ COLUMNS = (
     "energy_j",
     *(f"{phase}_j" for phase in ENERGY_PHASES),
 )
+_SUMMARISED = {
+    name: spec.column
+    for name, spec in MEASURED.items()
+    if spec.column is not None and spec.column.statistic is not None
+}
+"""Columns with a statistic of their own."""
+COLUMNS = (*COLUMNS, *(name for name in _SUMMARISED if name not in COLUMNS))
 
 
 CHANGING = ("set", "exclude", "include", "throttle", "profile", "link", "fault")
@@ -620,7 +629,27 @@ def _exchanges(table: _Table) -> ExchangeSummary:
         codecs_down=dict(Counter(table.codec_down[table.done].tolist())),
         codecs_up=dict(Counter(table.codec_up[table.done].tolist())),
         samples=found.samples,
+        columns=_columns(table),
     )
+
+
+def _columns(table: _Table) -> dict[str, ColumnSummary]:
+    """Return the statistics of the columns that declare one."""
+    found = _Measured()
+    for name, column in _SUMMARISED.items():
+        if column.statistic == "sum":
+            found.add_total(name, table.numbers[name])
+        else:
+            found.add(name, table.numbers[name])
+    return {
+        name: ColumnSummary(
+            heading=column.heading,
+            statistic=column.statistic or "",
+            value=found.values[name],
+            sample=found.samples[name],
+        )
+        for name, column in _SUMMARISED.items()
+    }
 
 
 def _estimator(table: _Table, rounds: int) -> EstimatorError:

@@ -134,6 +134,19 @@ class Utility(Struct, frozen=True, kw_only=True):
     least: float | None
 
 
+class ColumnSummary(Struct, frozen=True, kw_only=True):
+    """A measured column over all exchanges that have a value in it (docs/store.md)."""
+
+    heading: str
+    """The column in a few words."""
+    statistic: str
+    """median or sum."""
+    value: float | None
+    """Null: of too few exchanges."""
+    sample: SampleCount
+    """Exchanges with a value, of all."""
+
+
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Model exchanges; times are those of timed exchanges: done and valid.
 
@@ -185,6 +198,8 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Number of exchanges by codec used for the update."""
     samples: dict[str, SampleCount]
     """Counts of each median, percentile and ratio, by its key."""
+    columns: dict[str, ColumnSummary] = {}
+    """Further columns of the exchange table whose declaration has a statistic, by name."""
 
 
 class EstimatorError(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from fairbed.coordinator.report.quantities import (
     ratio,
     seconds,
     size,
+    text_in,
 )
 from fairbed.coordinator.report.summary_schema import (
     AlertSummary,
@@ -37,6 +38,7 @@ from fairbed.coordinator.report.summary_schema import (
     RunSummary,
 )
 from fairbed.coordinator.report.text_table import TextColumn, table_lines
+from fairbed.coordinator.store.schema import unit_of
 from fairbed.coordinator.store.store import Calibration, Provenance
 from fairbed.coordinator.store.tables import INTERNAL_ERROR
 
@@ -136,6 +138,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
             f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} untimed{contended}"
             f"{_unaccounted(x)}{_lost_in_cells(x)}",
         ),
+        *[("measured", line) for line in column_lines(x)],
         *_refused(x),
         *_prediction(s),
         *_costs(s),
@@ -464,6 +467,20 @@ def _lost_in_cells(x: ExchangeSummary) -> str:
     if x.cell_wait_ratio is None:
         return f"; lost to others in a cell: no median ({sample} timed, {sample.why_none})"
     return f"; lost to others in a cell: median {percent(x.cell_wait_ratio)} ({sample})"
+
+
+def column_lines(x: ExchangeSummary) -> list[str]:
+    """Return a line for each column that states a statistic of its own, unless it is 0."""
+    lines = []
+    for name, one in x.columns.items():
+        if one.value:
+            unit = unit_of(name)
+            text = text_in(unit, one.value) + f" {unit}" * (unit not in ("", "J", "byte"))
+            lines.append(f"{one.heading}: {one.statistic} {text} ({one.sample})")
+        elif one.value is None and one.sample.n:
+            why = one.sample.why_none if one.statistic == "median" else one.sample.why_no_total
+            lines.append(f"{one.heading}: no {one.statistic} ({one.sample}, {why})")
+    return lines
 
 
 def change_line(x: LiveChange) -> str:

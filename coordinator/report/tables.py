@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.report.errors import TableError
 from fairbed.coordinator.store.reader import RunReader
-from fairbed.coordinator.store.schema import RECORDS, ColumnSpec, table_of
+from fairbed.coordinator.store.schema import RECORDS, ColumnSpec, table_of, unit_of
 from fairbed.coordinator.store.tables import CheckpointRow, Record
 
 Array: TypeAlias = NDArray[Any]
@@ -33,19 +33,6 @@ TABLES: tuple[str, ...] = tuple(_RECORDS)
 
 BATCH_CELLS = 1_000_000
 """Cells that are read at once, some 50 MB as Python objects."""
-
-UNITS = {
-    "_s": "s",
-    "_bps": "bit/s",
-    "_bits": "bit",
-    "_bytes": "byte",
-    "_hz": "Hz",
-    "_celsius": "°C",
-    "_cores": "core",
-    "_j": "J",
-    "_w": "W",
-}
-"""Units by the ending of a name."""
 
 _ARRAYS: dict[type, type] = {
     int: np.int64,
@@ -93,13 +80,6 @@ def columns_of(record: type[Record]) -> tuple[ColumnMeaning, ...]:
         )
         for c in table_of(record).columns
     )
-
-
-def unit_of(name: str) -> str:
-    """Return the unit of a number by its name; empty if it has none."""
-    if name.startswith("bytes_"):
-        return "byte"
-    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 def meanings(cls: type) -> dict[str, str]:

@@ -39,6 +39,8 @@ from fairbed.coordinator.state.round import (
     VerifyUpdate,
 )
 from fairbed.coordinator.store.event_log import EventLog
+from fairbed.coordinator.store.schema import fault_in_measured
+from fairbed.coordinator.store.tables import Source
 from fairbed.wire.codec import Buffer
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import (
@@ -105,8 +107,8 @@ class HostContention:
         self._lag_s = lag_s
         self._at_dispatch: dict[str, float] = {}
         """How long each device had waited at its dispatch, seconds."""
-        self._cell_at_dispatch: dict[str, float] = {}
-        """How much time each device had lost at its dispatch to others of its cell."""
+        self._counted: dict[str, Mapping[str, float]] = {}
+        """What was counted of each device at its dispatch, by column of the exchange."""
 
     def begin(self, device: str) -> None:
         """Read the waits of a device at its dispatch."""
@@ -114,14 +116,13 @@ class HostContention:
         waited_s = None if self._monitor is None else self._monitor.waited_s(device)
         if waited_s is not None:
             self._at_dispatch[device] = waited_s
-        cell_wait_s = None if self._monitor is None else self._monitor.cell_wait_s(device)
-        if cell_wait_s is not None:
-            self._cell_at_dispatch[device] = cell_wait_s
+        if self._monitor is not None:
+            self._counted[device] = self._monitor.counted(device)
 
     def retain(self, devices: Collection[str]) -> None:
         """Drop the readings of all other devices."""
         self._at_dispatch = {k: waits for k, waits in self._at_dispatch.items() if k in devices}
-        self._cell_at_dispatch = {k: s for k, s in self._cell_at_dispatch.items() if k in devices}
+        self._counted = {k: counted for k, counted in self._counted.items() if k in devices}
 
     def on_offer(self, exchange: Exchange, at: float) -> None:
         """Charge the phases until the offer, or until an exchange without one is abandoned."""
@@ -143,10 +144,11 @@ class HostContention:
 
     def on_end(self, exchange: Exchange, at: float) -> None:
         """Charge the upload that ended with its last chunk, or was abandoned."""
-        before = self._cell_at_dispatch.pop(exchange.device, None)
-        after = None if self._monitor is None else self._monitor.cell_wait_s(exchange.device)
-        if before is not None and after is not None:
-            exchange.cell_wait_s = after - before
+        before = self._counted.pop(exchange.device, None)
+        if self._monitor is not None and before:
+            for name, count in self._monitor.counted(exchange.device).items():
+                if name in before:
+                    exchange.measured[name] = count - before[name]
         if exchange.offered is None:
             self.on_offer(exchange, at)
             return
@@ -436,6 +438,9 @@ class RoundExecutor:
         if done.model != train.model.sha256:
             self._on(BrokeProtocol(device, OTHER_MODEL))
             return
+        if done.measured and (fault := fault_in_measured(done.measured, Source.UPLOAD)):
+            self._on(BrokeProtocol(device, f"upload: {fault}"))
+            return
         complete = self._uploads.on_done(device, done)
         if complete is not None:
             self._on_complete(device, complete)
@@ -460,8 +465,8 @@ class RoundExecutor:
         exchange = self._table.find(device) if self._table else None
         if exchange is None:
             return
-        exchange.resent_up, exchange.steady = complete.resent, complete.steady
-        exchange.upload_j = complete.upload_j
+        exchange.measured.update(complete.measured)
+        exchange.steady = complete.steady
         self._contention.on_end(exchange, complete.at)
         self._on(
             Arrived(
@@ -553,7 +558,9 @@ class RoundExecutor:
                     continue
                 if exchange.is_over:
                     return
-                exchange.decode_s = self._uploads.decode_s(device)
+                decode_s = self._uploads.decode_s(device)
+                if decode_s is not None:
+                    exchange.measured["coordinator_decode_s"] = decode_s
                 self._on(Checked(device, fault))
                 if exchange.state is ExchangeState.DONE:
                     self._being_added.add(device)

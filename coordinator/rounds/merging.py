@@ -9,7 +9,7 @@ import anyio.to_thread
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Merge, Report
 from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.state.exchange import Exchange, MergeWeight
+from fairbed.coordinator.state.exchange import Exchange
 from fairbed.coordinator.state.registry import Registry
 
 
@@ -99,7 +99,7 @@ class RoundMerge:
         self._added.append(exchange)
 
     async def finish(self) -> Merge:
-        """Return the next model after the last accepted update, and note each one's weight.
+        """Return the next model after the last accepted update; measure each one's part in it.
 
         Raises:
             Exception: An update could not be added, or the aggregation failed.
@@ -109,12 +109,13 @@ class RoundMerge:
                 raise self._failure
             assert self._accumulator is not None, "only a merge that has begun can be finished"
             merge = await anyio.to_thread.run_sync(self._accumulator.finish)
-        for exchange, weight in zip(self._added, weights_of(merge), strict=True):
-            exchange.weight = weight
+        for exchange, measured in zip(self._added, measured_in(merge), strict=True):
+            exchange.measured.update(measured)
         return merge
 
 
-def weights_of(merge: Merge) -> list[MergeWeight]:
-    """Return the weight of each update of a merge, in the order of arrival."""
-    columns = (merge.weights, merge.shares, merge.n_shares, merge.scale)
-    return [MergeWeight(*one) for one in zip(*(c.tolist() for c in columns), strict=True)]
+def measured_in(merge: Merge) -> list[dict[str, float]]:
+    """Return the columns of each update of a merge, in the order of arrival."""
+    columns = merge.columns
+    values = (column.tolist() for column in columns.values())
+    return [dict(zip(columns, one, strict=True)) for one in zip(*values, strict=True)]

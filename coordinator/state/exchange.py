@@ -4,7 +4,7 @@ An exchange begins with its `Train` message and ends when its update has been ve
 is abandoned. `state.round` holds the transitions between its states.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from fairbed.wire.messages import Manifest, Offer, SteadyTransfer
@@ -87,20 +87,6 @@ class Contention:
         return self.download_s + self.compute_s + self.upload_s + self.network_s
 
 
-@dataclass(frozen=True, slots=True)
-class MergeWeight:
-    """How much an update counted in a merge."""
-
-    weight: float
-    """a_k: factor on the change that the device made."""
-    share: float
-    """a_k / sum a."""
-    n_share: float
-    """n_k / sum n over the updates of the merge: its share if examples alone counted."""
-    scale: float
-    """Factor of the defence on the change; 0 if it was left out."""
-
-
 @dataclass(slots=True)
 class Exchange:
     """One device's exchange in a round; instants are on the coordinator's clock."""
@@ -122,8 +108,6 @@ class Exchange:
     """Versions published while the device trained; None unless the update was merged."""
     aggregated_round: int | None = None
     """The round whose merge took the update; None unless it was merged."""
-    weight: MergeWeight | None = None
-    """Its weight in that merge; None unless it was merged into a model that is known."""
     ended: float | None = None
     """When it was abandoned; None unless it was."""
     concurrent: int | None = None
@@ -135,17 +119,10 @@ class Exchange:
     signal_s: float | None = None
     bytes_up: int = 0
     duplicates_up: int = 0
-    resent_up: int = 0
-    upload_j: float | None = None
-    """Energy of the upload as the device reports it."""
     steady: SteadyTransfer | None = None
     """Steady part of the upload, after its first chunk."""
-    decode_s: float | None = None
-    """Time to decode the update in the coordinator, off the loop; None if it came as float32."""
     is_disturbed: bool = False
     """The coordinator lost its own link during the exchange."""
-    cell_wait_s: float | None = None
-    """Time that its transfers lost to other devices of its cell; None if it is not measured."""
     contention: Contention | None = None
     """Contention of the host that emulates the device; None where it is not measured."""
     lag_s: float = 0.0
@@ -153,6 +130,9 @@ class Exchange:
     outage_s: float = 0.0
     """Time in which this device could not continue because the coordinator had no link; the
     deadline does not count it."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """Numbers that only its row needs, by column (`coordinator.store.tables.Column`); those of the
+    offer are in the offer."""
 
     @property
     def is_over(self) -> bool:

@@ -7,12 +7,21 @@ A `float` column may hold NULL: SQLite has no NaN, so NaN is written as NULL and
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from itertools import repeat
 from math import nan
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +30,7 @@ from fairbed.coordinator.store.errors import EmptyStoreError, OldStoreError, Sto
 from fairbed.coordinator.store.tables import (
     AlertRow,
     CheckpointRow,
+    Column,
     CommandRow,
     ConditionRow,
     DeviceLogRow,
@@ -39,6 +49,7 @@ from fairbed.coordinator.store.tables import (
     RoundRow,
     RunRow,
     SelectionRow,
+    Source,
     TelemetryRow,
     TruthRow,
 )
@@ -119,12 +130,32 @@ INDICES: tuple[str, ...] = (
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
 VERSION = 13
-"""Version of the tables: `PRAGMA user_version`."""
+"""Version of what the tables mean: `PRAGMA user_version`. Their columns are compared by name, so
+that a further column needs no other version."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
 _ARRAYS = {int: np.int64, bool: np.int64, float: np.float64}
 """Array types before the conversion to plain numbers: SQLite has no booleans."""
+UNITS = {
+    "_s": "s",
+    "_bps": "bit/s",
+    "_bits": "bit",
+    "_bytes": "byte",
+    "_hz": "Hz",
+    "_celsius": "°C",
+    "_cores": "core",
+    "_j": "J",
+    "_w": "W",
+}
+"""Units by the ending of a name."""
 _INSTANTS = frozenset({"at_s", "closed_at_s", "dispatched_at_s", "first_seen_s"})
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a number by its name; empty if it has none."""
+    if name.startswith("bytes_"):
+        return "byte"
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +166,10 @@ class ColumnSpec:
     kind: type
     """str, int, bool, float or bytes."""
     is_optional: bool
+    default: Any = None
+    """What is stored where nothing was measured."""
+    column: Column | None = None
+    """Its declaration, if it is a measured column of the exchange."""
 
     def definition(self) -> str:
         """Return the column definition for `CREATE TABLE`."""
@@ -255,16 +290,23 @@ class TableSchema(Generic[R]):
         return self.record(**dict(zip(self._fields, cells, strict=True)))
 
 
-def _column(name: str, hint: Any) -> ColumnSpec:
+def _column(name: str, hint: Any, default: Any) -> ColumnSpec:
+    declared = None
+    if get_origin(hint) is Annotated:
+        hint, declared = get_args(hint)
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     if len(kinds) != 1 or kinds[0] not in _SQL_TYPES:
         raise TypeError(f"{name}: a column must be one of {list(_SQL_TYPES)}, got {hint}")
-    return ColumnSpec(name, kinds[0], is_optional=type(None) in get_args(hint))
+    if declared is not None and (kinds[0] not in (int, float) or default is MISSING):
+        raise TypeError(f"{name}: a measured column must be a number with a default, got {hint}")
+    default = None if default is MISSING else default
+    return ColumnSpec(name, kinds[0], type(None) in get_args(hint), default, declared)
 
 
 def _table(record: type[R]) -> TableSchema[R]:
-    hints = get_type_hints(record)
-    return TableSchema(record, tuple(_column(f.name, hints[f.name]) for f in fields(record)))
+    hints = get_type_hints(record, include_extras=True)
+    columns = tuple(_column(f.name, hints[f.name], f.default) for f in fields(record))
+    return TableSchema(record, columns)
 
 
 _TABLES: dict[type[Any], TableSchema[Any]] = {
@@ -275,6 +317,49 @@ _TABLES: dict[type[Any], TableSchema[Any]] = {
 def table_of(record: type[R]) -> TableSchema[R]:
     """Return the table of a record type."""
     return _TABLES[record]
+
+
+MEASURED: Mapping[str, ColumnSpec] = {
+    c.name: c for c in table_of(ExchangeRow).columns if c.column is not None
+}
+"""The measured columns of the exchange, by name (`coordinator.store.tables.Column`)."""
+
+
+def accepted(measured: Mapping[str, float], source: Source) -> dict[str, float]:
+    """Return the numbers that a device may report, as their columns have them.
+
+    A name that is not declared comes from a device with a newer agent, and is left out.
+
+    Args:
+        measured: What the device reports, finite numbers by name.
+        source: `Source.OFFER` or `Source.UPLOAD`.
+    """
+    return {
+        name: spec.kind(value)
+        for name, value in measured.items()
+        if (spec := MEASURED.get(name)) is not None
+        and spec.column is not None
+        and spec.column.source is source
+    }
+
+
+def fault_in_measured(measured: Mapping[str, float], source: Source) -> str | None:
+    """Return which number of a device's report cannot be true; None if there is none.
+
+    Args:
+        measured: What the device reports, finite numbers by name.
+        source: As in `accepted`.
+    """
+    for name, value in measured.items():
+        spec = MEASURED.get(name)
+        if spec is None or spec.column is None or spec.column.source is not source:
+            continue
+        least, most = spec.column.least, spec.column.most
+        if not least <= value <= most:
+            return f"{name} must be from {least:g} to {most:g}, got {value:g}"
+        if spec.kind is int and not float(value).is_integer():
+            return f"{name} must be a whole number, got {value:g}"
+    return None
 
 
 def create_schema(connection: sqlite3.Connection) -> None:
@@ -300,6 +385,7 @@ def check_format(where: str, connection: sqlite3.Connection) -> None:
         for name in ("application_id", "user_version")
     )
     if (application, version) == (APPLICATION_ID, VERSION):
+        _check_columns(where, connection)
         return
     rule = (
         f"{where}: a run store must have application id {APPLICATION_ID:#x} and version {VERSION}"
@@ -316,3 +402,28 @@ def check_format(where: str, connection: sqlite3.Connection) -> None:
         "update Fairbed to open it" if application == APPLICATION_ID else "it is not a run store"
     )
     raise StoreVersionError(f"{rule}, {got}; {advice}")
+
+
+def _check_columns(where: str, connection: sqlite3.Connection) -> None:
+    """Refuse a store whose tables have other columns than those of this code.
+
+    Raises:
+        OldStoreError: A column is missing.
+        StoreVersionError: There is a further one.
+    """
+    found = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
+    for table in (table_of(record) for record in RECORDS):
+        if found.get(table.record.TABLE) == table.create():
+            continue
+        info = connection.execute(f"PRAGMA table_info({table.name})").fetchall()
+        there, wanted = {row[1] for row in info} - {"id"}, {c.name for c in table.columns}
+        if missing := sorted(wanted - there):
+            raise OldStoreError(
+                f"{where}: the table {table.name} must have the column {missing[0]}, got none; an "
+                "older Fairbed wrote it: read it with that version, or delete it with fairbed rm"
+            )
+        if further := sorted(there - wanted):
+            raise StoreVersionError(
+                f"{where}: the table {table.name} must have no column {further[0]}, got one; "
+                "update Fairbed to open it"
+            )

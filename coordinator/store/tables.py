@@ -8,9 +8,57 @@ The coordinator writes its decisions and observations. The testbed writes what i
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias
+from enum import Enum
+from math import inf
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
+
+
+class Source(str, Enum):
+    """What measures a column of the exchange; it is in `Exchange.measured` by its name."""
+
+    OFFER = "device"
+    """The device, until its offer: `Stopwatch.measured`, then `Offer.measured`."""
+    UPLOAD = "device, upload"
+    """The device, after its offer: `Stopwatch.measured`, then `UploadDone.measured`."""
+    HOST = "host"
+    """The backend that emulates the device, in `Backend.counted`: a number that only grows. The
+    exchange has what was added from its dispatch to its end."""
+    COORDINATOR = "coordinator"
+    """The coordinator, which writes it into `Exchange.measured`."""
+    MERGE = "merge"
+    """The merge of the update, in `Merge.columns`."""
+
+    @property
+    def is_reported(self) -> bool:
+        """A device reports it, and no device is trusted."""
+        return self in (Source.OFFER, Source.UPLOAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Declaration of a measured column of the exchange, beside its field.
+
+    Everything else follows: its place in messages, schema, reader, exports and JSON, docs/store.md,
+    the report, and an optional column of the control room. The name, with the unit as its suffix,
+    is that of the field, the type its annotation, the meaning its docstring, and its default is
+    what is stored where nothing was measured. A replay has it once the replayed world gives it, in
+    `Exchanges.measured`.
+    """
+
+    source: Source
+    heading: str
+    """A few words, for the control room and the report."""
+    least: float = 0.0
+    most: float = inf
+    """Range of a plausible value: an offer outside it is refused."""
+    statistic: Literal["median", "sum"] | None = None
+    """What the report and the summary state of it, over all exchanges; None: nothing."""
+
+
+MAX_CHUNKS, MAX_JOULES = 1e9, 1e9
+"""Most that a device may report of one exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +453,9 @@ class ExchangeRow:
     """From the grant to the last chunk, at the coordinator; None unless an update arrived."""
     decode_s: float | None
     """From the model's blob to its vector, at the device; None until its offer."""
-    coordinator_decode_s: float | None
+    coordinator_decode_s: Annotated[
+        float | None, Column(Source.COORDINATOR, "decoding of the update")
+    ] = None
     """From the update's blob to its vector, off the loop and outside tau; None for float32."""
     contended_s: float | None
     """By how much the host's contention can have prolonged the exchange: the sum of the next three,
@@ -429,9 +479,13 @@ class ExchangeRow:
     """Bytes of the model that the device downloaded."""
     bytes_up: int
     """Bytes of the update."""
-    rerequests_down: int
+    rerequests_down: Annotated[
+        int, Column(Source.OFFER, "chunks requested again", most=MAX_CHUNKS, statistic="sum")
+    ] = 0
     """Chunks of the model that the device requested again."""
-    resent_up: int
+    resent_up: Annotated[
+        int, Column(Source.UPLOAD, "chunks sent again", most=MAX_CHUNKS, statistic="sum")
+    ] = 0
     """Chunks of the update that were sent again."""
     duplicates_up: int
     """Chunks of the update that arrived twice."""
@@ -481,14 +535,14 @@ class ExchangeRow:
     """Model versions published while it trained, 0 if it was in time; None if not aggregated."""
     aggregated_round: int | None
     """The round in which it was aggregated; None if it was not."""
-    weight: float | None
+    weight: Annotated[float | None, Column(Source.MERGE, "weight")] = None
     """a_k: factor on the change that the device made; None if it was not aggregated."""
-    weight_share: float | None
+    weight_share: Annotated[float | None, Column(Source.MERGE, "share of the merge")] = None
     """a_k / sum a over the updates of that round; None if it was not aggregated."""
-    n_share: float | None
+    n_share: Annotated[float | None, Column(Source.MERGE, "share of the examples")] = None
     """n_k / sum n over the updates of that round, its share if examples alone counted; None if it
     was not aggregated."""
-    defence_scale: float | None
+    defence_scale: Annotated[float | None, Column(Source.MERGE, "factor of the defence")] = None
     """Factor of the defence on the change: 0 if it was left out, 1 without a defence; None if the
     update was not aggregated."""
     download_j: float | None = None
@@ -505,9 +559,11 @@ class ExchangeRow:
     """Energy of the whole device in `personal_s`; None if unknown."""
     encode_j: float | None = None
     """Energy of the whole device in `encode_s`; None if unknown."""
-    upload_j: float | None = None
+    upload_j: Annotated[
+        float | None, Column(Source.UPLOAD, "energy of the upload", most=MAX_JOULES)
+    ] = None
     """Energy of the whole device in `upload_s`; None if unknown."""
-    cell_wait_s: float | None = None
+    cell_wait_s: Annotated[float | None, Column(Source.HOST, "lost in the cell")] = None
     """Time that its transfers lost to other devices of its cell: the integral of 1 - rate / rate of
     the device alone, while bytes were on the link. None without a cell, and where the backend does
     not measure it."""

@@ -388,7 +388,7 @@ class ControlRoom(App[ExitChoice]):
         if isinstance(self.screen, RunsScreen) and self._runs is not None:
             self.screen.list_runs(self._runs, self._folder, self._former)
         if isinstance(self.screen, RunScreen):
-            self.screen.recall(self._preferences.screens.get(self.screen.TAB, ScreenChoices()))
+            self.screen.recall(self._preferences.screens.get(self.screen.memory, ScreenChoices()))
         self._is_opening = False
         self._leave_if_complete()
 

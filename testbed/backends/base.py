@@ -184,10 +184,11 @@ class Backend(Protocol):
         """Return the time for which a device has waited for this machine; None if unknown."""
         ...
 
-    def cell_wait_s(self, name: str) -> float | None:
-        """Return the time that transfers of a device have lost to others of its cell.
+    def counted(self, name: str) -> Mapping[str, float]:
+        """Return what was counted of a device so far, by column of the exchange.
 
-        None: it is in no cell, or this is not measured.
+        Each is declared with `Source.HOST` in `coordinator/store/tables.py` and only grows; one
+        that is not measured is absent.
         """
         ...
 

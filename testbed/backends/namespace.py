@@ -114,9 +114,9 @@ class NamespaceBackend:
         """Return the time for which a device has waited for this machine; None if unknown."""
         return self._pool.contended_s(name)
 
-    def cell_wait_s(self, name: str) -> float | None:
-        """Return the time that transfers of a device have lost to others of its cell."""
-        return self._network.cell_wait_s(name)
+    def counted(self, name: str) -> Mapping[str, float]:
+        """Return what was counted of a device so far, by column of the exchange."""
+        return self._network.counted(name)
 
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of a device since it was started; None if it is not alive."""

@@ -76,9 +76,9 @@ class ProcessBackend:
         """Return the time for which a device has waited for this machine; None if unknown."""
         return self._pool.contended_s(name)
 
-    def cell_wait_s(self, name: str) -> float | None:
-        """Return the time that transfers of a device have lost to others of its cell."""
-        return None if self._links is None else self._links.cell_wait_s(name)
+    def counted(self, name: str) -> Mapping[str, float]:
+        """Return what was counted of a device so far, by column of the exchange."""
+        return {} if self._links is None else self._links.counted(name)
 
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of a device since it was started; None if it is not alive."""

@@ -114,7 +114,7 @@ class HostReport:
     ended: tuple[HelperEnded, ...]
     pids: Mapping[str, int]
     contended_s: Mapping[str, float]
-    cell_wait_s: Mapping[str, float]
+    counted: Mapping[str, Mapping[str, float]]
     cpu_s: Mapping[str, float]
     readings: tuple[PathReading, ...]
 
@@ -319,7 +319,6 @@ class HostSupervisor:
     def _report(self) -> HostReport:
         devices = self._devices()
         self._reported_s = self._contended_s()
-        cell_wait_s = {name: backend.cell_wait_s(name) for name, backend in devices}
         cpu_s = {name: backend.cpu_s(name) for name, backend in devices}
         pids = {name: pid for backend in list(self._backends) for name, pid in backend.pids.items()}
         with self._lock:
@@ -332,7 +331,7 @@ class HostSupervisor:
             ended=ended,
             pids=pids,
             contended_s=self._reported_s,
-            cell_wait_s={name: s for name, s in cell_wait_s.items() if s is not None},
+            counted={name: backend.counted(name) for name, backend in devices},
             cpu_s={name: s for name, s in cpu_s.items() if s is not None},
             readings=tuple(PathReading(pid, now - at, found) for at, pid, found in readings),
         )

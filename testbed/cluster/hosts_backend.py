@@ -306,7 +306,7 @@ class HostsBackend:
         """Devices that were killed on purpose, and not started again."""
         self._pids: dict[str, int] = {}
         self._contended_s: dict[str, float] = {}
-        self._cell_wait_s: dict[str, float] = {}
+        self._counted: dict[str, Mapping[str, float]] = {}
         self._cpu_s: dict[str, float] = {}
         self._paths: dict[str, tuple[tuple[str, int], ...]] = {}
         """Host and process ids on the path of each device."""
@@ -341,9 +341,9 @@ class HostsBackend:
         """Return the time for which a device has waited for its host; None if unknown."""
         return self._contended_s.get(name)
 
-    def cell_wait_s(self, name: str) -> float | None:
-        """Return the time that transfers of a device have lost to others of its cell."""
-        return self._cell_wait_s.get(name)
+    def counted(self, name: str) -> Mapping[str, float]:
+        """Return what its host has counted of a device so far, by column of the exchange."""
+        return self._counted.get(name, {})
 
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of a device since it was started; None if it is not alive."""
@@ -559,7 +559,7 @@ class HostsBackend:
         self._contended_s.update(report.contended_s)
         if line := self._paces[host].update(now, report.contended_s):
             self._note("host-pace", f"host {host} {line}", "warning", None)
-        self._cell_wait_s.update(report.cell_wait_s)
+        self._counted.update(report.counted)
         self._cpu_s.update(report.cpu_s)
         for reading in report.readings:
             self._timelines[host, reading.pid].add(now - reading.age_s, reading.waits)

@@ -20,7 +20,8 @@ from msgspec.inspect import (
     type_info,
 )
 
-from fairbed.coordinator.report.tables import UNITS, meanings
+from fairbed.coordinator.report.tables import meanings
+from fairbed.coordinator.store.schema import UNITS
 from fairbed.testbed.experiment.file import Experiment
 
 NUMBERS = {

@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -189,7 +189,7 @@ class ContentionMonitor:
         contended_s: Returns the total time that a device was kept waiting, seconds; None: unknown.
         path: Returns the processes that relay the bytes of a device: the broker, its proxy.
         dilation: Seconds of this machine in one second of the fleet.
-        cell_wait_s: Returns the time that a device has lost to others of its cell, seconds.
+        counted: Returns what was counted of a device so far, by column of the exchange.
         remote: Delays beyond this machine; None if all devices run on it.
         now: Monotonic clock of this machine, seconds.
         read: Returns the waits of a process.
@@ -202,13 +202,13 @@ class ContentionMonitor:
         path: Callable[[str], Iterable[int]],
         *,
         dilation: float = 1.0,
-        cell_wait_s: Callable[[str], float | None] = lambda _: None,
+        counted: Callable[[str], Mapping[str, float]] = lambda _: {},
         remote: RemotePaths | None = None,
         now: Callable[[], float] = time.perf_counter,
         read: Callable[[int], SchedulerWaits] = waits,
     ) -> None:
         self._emulated, self._contended_s, self._path = frozenset(emulated), contended_s, path
-        self._cell_wait_s, self._remote = cell_wait_s, remote
+        self._counted, self._remote = counted, remote
         self._dilation, self._now, self._read = dilation, now, read
         self._pids: frozenset[int] = frozenset()
         self._read_at = self._refreshed_at = -math.inf
@@ -236,10 +236,10 @@ class ContentionMonitor:
             return None
         return (self._contended_s(device) or 0.0) / self._dilation
 
-    def cell_wait_s(self, device: str) -> float | None:
-        """Return the time that a device has lost to others of its cell; None if not measured."""
-        lost_s = self._cell_wait_s(device)
-        return None if lost_s is None else lost_s / self._dilation
+    def counted(self, device: str) -> Mapping[str, float]:
+        """Return what was counted of a device so far, times in seconds of the fleet."""
+        counted = self._counted(device)
+        return {k: n / self._dilation if k.endswith("_s") else n for k, n in counted.items()}
 
     def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
         """Return by how much waits on its path can have delayed the bytes of a device.

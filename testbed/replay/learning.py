@@ -19,7 +19,7 @@ from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_ve
 from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, Score
-from fairbed.coordinator.rounds.merging import weights_of
+from fairbed.coordinator.rounds.merging import measured_in
 from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
@@ -315,10 +315,10 @@ class Learning:
             rng = self._decisions.encoding_stream(round_id)
             merge = accumulator.finish()
             self.notes = merge.notes
-            weights = iter(weights_of(merge))
+            measured = iter(measured_in(merge))
             for one, places in added:
                 for at in places.tolist():
-                    one.weights[at] = next(weights)
+                    one.merged[at] = next(measured)
             self._vector = self._codings.version(merge.vector, self._vector, rng)
         return learned
 

@@ -652,7 +652,7 @@ def _contention_monitor(
         backend.contended_s,
         path,
         dilation=dilation,
-        cell_wait_s=backend.cell_wait_s,
+        counted=backend.counted,
         remote=on_hosts,
     )
 

@@ -73,7 +73,7 @@ async def test_resumes_a_download_after_the_link_was_lost(setup: AgentSetup) -> 
         await loss.wait()
         setup.broker.disconnect(NAME)
         offer = await finish(coordinator)
-        assert 1 <= offer.download_rerequests <= WINDOW
+        assert 1 <= offer.measured["rerequests_down"] <= WINDOW
         await coordinator.expect_context(is_ready=True, phase="idle")
         assert agent.phase is Phase.IDLE
 
@@ -90,7 +90,7 @@ async def test_requests_a_damaged_chunk_again(setup: AgentSetup) -> None:
         frame[-1] ^= 1
         await coordinator.transport.publish(topic, bytes(frame))
         offer = await finish(coordinator)
-        assert offer.download_rerequests >= 1
+        assert offer.measured["rerequests_down"] >= 1
 
 
 async def test_a_model_that_does_not_match_its_hash_fails_the_round(setup: AgentSetup) -> None:

@@ -199,7 +199,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
         was_cold=True,
         loss_before=2.25,
         loss_train=1.5,
-        download_rerequests=2,
+        measured={"rerequests_down": 2.0},
         downlink_bps=8e6,
     ),
     "offer-steady": Offer(
@@ -358,10 +358,10 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST),
     "upload-done-energy": UploadDone(
-        round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST, upload_j=0.75
+        round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST, measured={"upload_j": 0.75}
     ),
     "upload-done-resent": UploadDone(
-        round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST, resent_chunks=2
+        round=3, id=UPDATE_ID, sha256=DIGEST, model=DIGEST, measured={"resent_up": 2.0}
     ),
     "personal-score": PersonalScore(round=3, n=60, correct=45, loss=0.75),
     "personal-score-two-classes": PersonalScore(round=3, n=60, correct=45, loss=0.75, auroc=0.5),
@@ -589,8 +589,12 @@ def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def objects(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Yield the path of every object of a message in built-in types, the message first."""
+    """Yield the path of every object of a message in built-in types, the message first.
+
+    Numbers that a device measured have any name, so that they are no object.
+    """
     if isinstance(value, dict):
         yield path
         for key, item in value.items():
-            yield from objects(item, (*path, key))
+            if key != "measured":
+                yield from objects(item, (*path, key))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 import pytest
+from msgspec import NODEFAULT
 from msgspec.structs import fields
 
 from fairbed.wire.codec import (
@@ -43,7 +44,8 @@ def test_every_optional_field_is_given_and_left_out() -> None:
     parts = [part for message in MESSAGES.values() for part in _with_parts(message)]
     for kind in {type(part) for part in parts}:
         for field in fields(kind):
-            given = {getattr(p, field.name) != field.default for p in parts if type(p) is kind}
+            default = field.default if field.default_factory is NODEFAULT else {}
+            given = {getattr(p, field.name) != default for p in parts if type(p) is kind}
             assert field.required or given == {True, False}, f"{kind.__name__}.{field.name}"
 
 

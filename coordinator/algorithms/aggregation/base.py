@@ -481,6 +481,16 @@ class Merge:
         """n_k / sum n, shape (K,): the shares if examples alone counted."""
         return self.n_k / max(int(self.n_k.sum()), 1)
 
+    @property
+    def columns(self) -> dict[str, Floats]:
+        """Numbers of each report for its exchange, by column of the store, each of shape (K,)."""
+        return {
+            "weight": self.weights,
+            "weight_share": self.shares,
+            "n_share": self.n_shares,
+            "defence_scale": self.scale,
+        }
+
 
 class Models(Protocol):
     """Storage of models until the last update has arrived."""

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import inf
+from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 from rich.table import Table
@@ -34,12 +35,18 @@ from fairbed.coordinator.report.quantities import (
     ratio,
     seconds,
     size,
+    text_in,
 )
+from fairbed.coordinator.report.tables import ColumnMeaning
+from fairbed.coordinator.report.tables import columns_of as lines_of
 from fairbed.coordinator.store.reader import ContextMeans
+from fairbed.coordinator.store.schema import unit_of
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, MetricRow, TruthRow
 from fairbed.coordinator.tui.filters import Field, Filter
 from fairbed.coordinator.tui.phase_spans import PHASES, WORDS
+from fairbed.coordinator.tui.preferences import ScreenChoices
 from fairbed.coordinator.tui.screens.device_log import DeviceLogScreen
+from fairbed.coordinator.tui.screens.fleet_dialogs import ColumnsDialog, OfferedColumn
 from fairbed.coordinator.tui.screens.run_screen import TALL, WIDE, WIDEST, Read, RunScreen
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView, known_prediction
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
@@ -75,14 +82,19 @@ def _phase(phase: str, row: ExchangeRow) -> str:
     return seconds(phase_seconds(row, phase))
 
 
+def _further(name: str, row: ExchangeRow) -> str:
+    return text_in(unit_of(name), getattr(row, name))
+
+
 def columns_of(
-    rows: Sequence[ExchangeRow], *, is_widest: bool = False
+    rows: Sequence[ExchangeRow], *, is_widest: bool = False, further: Sequence[str] = ()
 ) -> list[tuple[str, Callable[[ExchangeRow], str]]]:
     """Return heading and text of each column, without those of phases that take no time.
 
     Args:
         rows: The exchanges.
         is_widest: Spell the headings out.
+        further: Names of further columns of the store.
     """
     short = {} if is_widest else SHORT
     phases = [x for x in PHASES if any((phase_seconds(row, x) or 0.0) >= LEAST_S for row in rows)]
@@ -95,6 +107,7 @@ def columns_of(
         ("rest", _rest),
         ("loss", lambda x: ratio(_loss(x))),
         ("weight/n", _weight),
+        *((name, partial(_further, name)) for name in further),
         ("reason", lambda x: x.reason),
     ]
 
@@ -131,7 +144,28 @@ FIELDS: tuple[Field[ExchangeRow], ...] = (
     *(Field(phase, partial(phase_seconds, phase=phase), is_number=True) for phase in PHASES),
     Field("loss", _loss, is_number=True),
 )
-"""What a filter can ask of an exchange."""
+"""What a filter can ask of an exchange, beside its further columns."""
+
+_SHOWN = {"round", "attempt", "device", "outcome", "reason", "tau_s", "tau_hat_s"}
+
+
+@cache
+def further_columns() -> tuple[ColumnMeaning, ...]:
+    """Return the columns of the store that the user may add; a new one is among them by itself."""
+    shown = {*_SHOWN, *(f"{phase}_s" for phase in PHASES)}
+    return tuple(line for line in lines_of(ExchangeRow) if line.column not in shown)
+
+
+def fields_of_exchanges() -> tuple[Field[ExchangeRow], ...]:
+    """Return what a filter can ask of an exchange."""
+    return (
+        *FIELDS,
+        *(
+            Field(line.column, attrgetter(line.column), is_number=line.type in ("int", "float"))
+            for line in further_columns()
+            if line.type != "bool"
+        ),
+    )
 
 
 class Series(NamedTuple):
@@ -187,12 +221,22 @@ class DeviceDetail(RunScreen):
         Binding("l", "log", "Log", id="device_log", tooltip="Lines of its agent, and its events"),
         Binding("s", "series(1)", "Next curve", id="series", tooltip="Another curve over rounds"),
         Binding("S", "series(-1)", "Last curve", id="series_back", show=False, tooltip="Back"),
+        Binding(
+            "C",
+            "choose_columns",
+            "Columns",
+            id="columns",
+            show=False,
+            tooltip="Choose the columns of the table",
+        ),
         Binding("escape,backspace", "app.back", "Back", id="back", tooltip="To the last screen"),
     ]
 
     def __init__(self, device: DeviceRow) -> None:
         super().__init__()
         self._device = device
+        self._further: tuple[str, ...] = ()
+        """Further columns that the user chose."""
         self._history: DeviceHistory | None = None
         self._view = RunView()
         self._facts: tuple[list[tuple[str, str]], int] = ([], 0)
@@ -209,13 +253,38 @@ class DeviceDetail(RunScreen):
         """Name of the device."""
         return self._device.name
 
+    @property
+    def memory(self) -> str:
+        """Choices hold for all devices."""
+        return "device"
+
+    def recall(self, choices: ScreenChoices) -> None:
+        """Take over the further columns that the user once chose."""
+        super().recall(choices)
+        known = [line.column for line in further_columns()]
+        self._further = tuple(name for name in choices.columns or () if name in known)
+        self._fill_table()
+
+    def action_choose_columns(self) -> None:
+        """Let the user choose further columns."""
+        offered = [
+            OfferedColumn(line.column, line.column, line.meaning) for line in further_columns()
+        ]
+        self.app.push_screen(ColumnsDialog(offered, self._further), self._take_columns)
+
+    def _take_columns(self, answer: tuple[tuple[str, ...] | None] | None) -> None:
+        if answer is not None:
+            self._further = answer[0] or ()
+            self.choose(columns=answer[0])
+            self._fill_table()
+
     def compose_parts(self) -> ComposeResult:
         """Build the parts."""
         with Horizontal(id="device"):
             yield Static(id="facts")
             yield CurvePlot("", id="series")
         yield LineTable(id="exchanges")
-        yield FilterBar(FIELDS, example="done tau>3 train>2")
+        yield FilterBar(fields_of_exchanges(), example="done tau>3 train>2")
 
     def on_mount(self) -> None:
         """Set the titles and the columns."""
@@ -282,7 +351,7 @@ class DeviceDetail(RunScreen):
         table = self.query_one(LineTable)
         left_out = f" of {len(every)}" if len(rows) < len(every) else ""
         table.border_title = f"Exchanges, newest first ({len(rows)}{left_out})"
-        columns = columns_of(every, is_widest=self._is_widest)
+        columns = columns_of(every, is_widest=self._is_widest, further=self._further)
         headings = [heading for heading, _ in columns]
         if (headings, rows) == self._listed:
             return
@@ -335,6 +404,11 @@ class DeviceDetail(RunScreen):
         return (
             *FACTS,
             *((heading, COLUMN_WORDS[LONG.get(heading, heading)]) for heading in headings),
+            *(
+                (line.column, line.meaning)
+                for line in further_columns()
+                if line.column in self._further
+            ),
             (
                 "done, untimed",
                 "The update counts; its time does not, for the reason in its line.",

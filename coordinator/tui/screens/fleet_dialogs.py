@@ -1,7 +1,7 @@
-"""Dialogs that choose order and columns of the fleet."""
+"""Dialogs that choose order and columns of a table."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from fairbed.coordinator.tui.fleet_columns import ARROWS, COLUMNS, PHASE_BAR, FleetColumn, Order
+from fairbed.coordinator.tui.fleet_columns import ARROWS, PHASE_BAR, FleetColumn, Order
 
 JOINED = ("o", "", "order in which the devices joined")
 """Letter, key and words of the order without a column."""
@@ -65,10 +65,19 @@ class SortDialog(ModalScreen[str | None]):
         self.dismiss(self._choices[event.option_index][1])
 
 
+class OfferedColumn(NamedTuple):
+    """A column that the user may show or hide."""
+
+    key: str
+    heading: str
+    help: str
+
+
 class ColumnsDialog(ModalScreen[tuple[tuple[str, ...] | None] | None]):
     """Offers the columns with check marks; the answer holds their keys, or None for the usual ones.
 
     Args:
+        offered: The columns to choose from.
         shown: Keys of the columns that are chosen now.
     """
 
@@ -78,10 +87,10 @@ class ColumnsDialog(ModalScreen[tuple[tuple[str, ...] | None] | None]):
         Binding("u", "usual", "Usual columns", id="usual", tooltip="Show what a run has"),
     ]
 
-    def __init__(self, shown: Sequence[str]) -> None:
+    def __init__(self, offered: Sequence[OfferedColumn], shown: Sequence[str]) -> None:
         super().__init__()
-        self._shown = set(shown)
-        self._columns = [column for column in COLUMNS if column.key != "name"]
+        self._columns, self._shown = offered, set(shown)
+        self._width = max(NAME_WIDTH, *(len(column.heading) for column in offered))
 
     def compose(self) -> ComposeResult:
         """Build the list."""
@@ -93,10 +102,10 @@ class ColumnsDialog(ModalScreen[tuple[tuple[str, ...] | None] | None]):
         choices.border_title = "Columns"
         choices.border_subtitle = "space changes, ⏎ accepts, u the usual ones, Esc cancels"
 
-    def _prompt(self, column: FleetColumn) -> Content:
+    def _prompt(self, column: OfferedColumn) -> Content:
         mark = "x" if column.key in self._shown else " "
         words = Content(column.help).stylize("dim")
-        return Content(f" [{mark}] {column.wide_heading:{NAME_WIDTH}} ") + words
+        return Content(f" [{mark}] {column.heading:{self._width}} ") + words
 
     def action_toggle_column(self) -> None:
         """Show or hide the column under the cursor."""

@@ -122,11 +122,16 @@ class RunScreen(Screen[None]):
         for table in self.query(FleetTable):
             table.set_order(Order.read(choices.sort), choices.columns)
 
+    @property
+    def memory(self) -> str:
+        """Name under which choices are remembered; empty: they are not."""
+        return self.TAB
+
     def choose(self, **changes: Any) -> None:
         """Have choices remembered: fields of `ScreenChoices`."""
         self._choices = msgspec.structs.replace(self._choices, **changes)
-        if self.TAB:
-            self.post_message(self.Chosen(self.TAB, self._choices))
+        if self.memory:
+            self.post_message(self.Chosen(self.memory, self._choices))
 
     def on_filter_bar_changed(self, message: FilterBar.Changed) -> None:
         """Have the filter remembered; a screen with a list also applies it."""

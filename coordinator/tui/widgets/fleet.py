@@ -21,6 +21,7 @@ from fairbed.coordinator.tui.filters import Filter
 from fairbed.coordinator.tui.fleet_columns import (
     ARROWS,
     BY_KEY,
+    COLUMNS,
     PHASE_BAR,
     FleetColumn,
     Order,
@@ -30,7 +31,7 @@ from fairbed.coordinator.tui.fleet_columns import (
     widths_of,
 )
 from fairbed.coordinator.tui.phase_spans import LETTERS, PHASES, Span
-from fairbed.coordinator.tui.screens.fleet_dialogs import ColumnsDialog, SortDialog
+from fairbed.coordinator.tui.screens.fleet_dialogs import ColumnsDialog, OfferedColumn, SortDialog
 from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets.plot import LETTERED
 
@@ -215,7 +216,8 @@ class FleetTable(DataTable[Text]):
     def action_choose_columns(self) -> None:
         """Let the user choose the columns."""
         shown = [column.key for column in self._columns]
-        self.app.push_screen(ColumnsDialog(shown), self._choose)
+        offered = [OfferedColumn(c.key, c.wide_heading, c.help) for c in COLUMNS if c.key != "name"]
+        self.app.push_screen(ColumnsDialog(offered, shown), self._choose)
 
     def _choose(self, answer: tuple[tuple[str, ...] | None] | None) -> None:
         if answer is not None:

@@ -40,9 +40,9 @@ class CellWaits:
         self._lost_s = dict.fromkeys(cells, 0.0)
         self._last: tuple[float, Mapping[str, tuple[int, int]]] | None = None
 
-    def lost_s(self, name: str) -> float | None:
-        """Return the time that a device has lost; None without a cell."""
-        return self._lost_s.get(name)
+    def counted(self, name: str) -> Mapping[str, float]:
+        """Return what was counted of a device so far, by column of the exchange."""
+        return {"cell_wait_s": self._lost_s[name]} if name in self._lost_s else {}
 
     def add(self, now: float, carried: Mapping[str, tuple[int, int]]) -> None:
         """Add a reading: the bytes that each device has carried so far, down and up."""

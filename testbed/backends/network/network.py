@@ -276,9 +276,9 @@ class Network:
             await self._ip.run(changes.ip)
             await self._relays.change(changes.impairment)
 
-    def cell_wait_s(self, name: str) -> float | None:
-        """Return the time that a device has lost to others of its cell; None without a cell."""
-        return self._cell_waits.lost_s(name)
+    def counted(self, name: str) -> Mapping[str, float]:
+        """Return what was counted of a device so far, by column of the exchange."""
+        return self._cell_waits.counted(name)
 
     async def counters(self) -> dict[str, LinkCounters]:
         """Return the traffic counters of all links.

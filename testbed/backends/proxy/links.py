@@ -144,10 +144,10 @@ class ShapedLinks:
         """Port at which each device reaches the broker."""
         return {name: port for process in self._processes for name, port in process.ports.items()}
 
-    def cell_wait_s(self, name: str) -> float | None:
-        """Return the time that a device has lost to others of its cell; None without a cell."""
+    def counted(self, name: str) -> Mapping[str, float]:
+        """Return what was counted of a device so far, by column of the exchange."""
         wait = self._waits.get(name)
-        return None if wait is None else wait.seconds[wait.number]
+        return {} if wait is None else {"cell_wait_s": wait.seconds[wait.number]}
 
     async def change(self, states: Mapping[str, LinkState]) -> None:
         """Change links; return when all changes are in effect.

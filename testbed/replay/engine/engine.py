@@ -447,11 +447,11 @@ class ReplayEngine:
         reports = self.cohort.train(table.id, table.version, batches, needed)
         for group, learned in zip(groups, reports, strict=True):
             losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
-            for x, loss, has_failed, rejection, weight in zip(
-                group, losses, failed, learned.rejections, learned.weights, strict=True
+            for x, loss, has_failed, rejection, merged in zip(
+                group, losses, failed, learned.rejections, learned.merged, strict=True
             ):
-                entry = x.entry
-                x.loss, entry.weight = loss, weight
+                entry, x.loss = x.entry, loss
+                entry.measured.update(merged)
                 if has_failed:
                     entry.state, entry.reason, entry.offer = ExchangeState.FAILED, DIVERGED, None
                 elif rejection:

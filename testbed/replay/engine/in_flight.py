@@ -65,9 +65,8 @@ EventName: TypeAlias = Literal["offered", "gone", "arrived", "failed"]
 _PLANNED = (*PHASES, "was_cold", "bytes_down", "bytes_up", "chunk_bytes", "steps")
 """Columns of `Exchanges` that are fields of a `ReplayedExchange` with the same names."""
 
-_LIVE_ONLY = frozenset({"offer", "cell_wait_s", "contention", "steady", "upload_j", "weight"})
-"""Fields of a table entry that its exchange determines, that only a live run has, or that only an
-exchange that has ended has."""
+_LIVE_ONLY = frozenset({"offer", "contention", "steady"})
+"""Fields of a table entry that its exchange determines, or that only a live run has."""
 
 
 class InFlight:
@@ -338,7 +337,7 @@ class InFlight:
         ended, self._stopped = self.table.ended[self._stopped :], len(self.table.ended)
         for x in map(self.of, ended):
             if x.in_cell:
-                x.cell_wait_s += self._sharing.air.drop(x.row, x.round, self.now)
+                x.entry.measured["cell_wait_s"] += self._sharing.air.drop(x.row, x.round, self.now)
 
     def _event(self, name: EventName, x: ReplayedExchange) -> Event:
         device = x.entry.device
@@ -480,6 +479,10 @@ def _exchanges_of(
         "context": [tuple(context) for context in choice.context[rows].tolist()],
         "entry": entries,
     }
+    for name, values in planned.measured.items():
+        for entry, value in zip(entries, values.tolist(), strict=True):
+            if value == value:
+                entry.measured[name] = value
     names = tuple(columns)
     return [
         ReplayedExchange(

@@ -9,7 +9,6 @@ import numpy as np
 from fairbed.coordinator.algorithms.aggregation.base import Note
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.state.exchange import MergeWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +24,14 @@ class Learned:
     """Training diverged."""
     rejections: list[str]
     """Why the coordinator rejects an update that arrived; empty where it does not."""
-    weights: list[MergeWeight | None]
-    """Weight of each update in the next model; None where it was not merged."""
+    merged: list[dict[str, float]]
+    """Columns of each update (`Merge.columns`); empty where it was not merged."""
 
     @classmethod
     def nothing(cls, k: int) -> "Learned":
         """Return the reports of `k` devices that did not train."""
         no, other = np.zeros(k, dtype=np.bool_), np.zeros(k, dtype=np.bool_)
-        return cls(np.full(k, np.nan), no, other, [""] * k, [None] * k)
+        return cls(np.full(k, np.nan), no, other, [""] * k, [{} for _ in range(k)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,9 @@ class PhaseModel:
         if in_cell.any():  # `SharedAir` computes when their transfers end
             columns["download_s"][in_cell & ~request.has_model] = np.inf
             columns["upload_s"][in_cell] = np.inf
-            exchanges = replace(exchanges, in_cell=in_cell)
+            waits_s = {"cell_wait_s": np.where(in_cell, 0.0, np.nan)}
+            measured = {**exchanges.measured, **waits_s}
+            exchanges = replace(exchanges, in_cell=in_cell, measured=measured)
 
         return replace(exchanges, **columns, gone_s=gone_s, faults=faults)
 

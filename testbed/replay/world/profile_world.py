@@ -225,7 +225,7 @@ class ProfileWorld:
 
     def on_carried(self, exchange: ReplayedExchange, carried: Carried) -> None:
         """Set the phases of an exchange that are known when a transfer has ended."""
-        exchange.cell_wait_s += carried.lost_s
+        exchange.entry.measured["cell_wait_s"] += carried.lost_s
         if carried.at == np.inf:
             return
         request = self._request_of(exchange)

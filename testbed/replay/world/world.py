@@ -164,6 +164,9 @@ class Exchanges:
     in_cell: Bools | None = None
     """Devices whose transfers share a cell: download and upload are `inf` until they have ended.
     None is no device."""
+    measured: Mapping[str, Floats | Ints] = field(default_factory=dict)
+    """Further numbers of each exchange, by column of the store (`Exchange.measured`); NaN is not
+    measured."""
     faults: Mapping[int, ModelFault] = field(default_factory=dict)
     """Internal errors of models, by position; these exchanges have no durations."""
 
@@ -223,8 +226,6 @@ class ReplayedExchange:
     entry: Exchange
     in_cell: bool = False
     """Its transfers share a cell with others; they are `inf` until they have ended."""
-    cell_wait_s: float = 0.0
-    """Time that its transfers lost to others of the cell."""
     fault: str = ""
     """Why it fails, if its model had an internal error."""
 

@@ -16,15 +16,15 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.device_s: float | None = 5.0
-        self.cell_s: float | None = None
+        self.counts: dict[str, float] = {}
         self.spans: list[tuple[float, float]] = []
         self.network_ratio = 0.0
 
     def waited_s(self, device: str) -> float | None:
         return self.device_s
 
-    def cell_wait_s(self, device: str) -> float | None:
-        return self.cell_s
+    def counted(self, device: str) -> dict[str, float]:
+        return dict(self.counts)
 
     def path_delay_s(self, device: str, spans: Sequence[tuple[float, float]]) -> float:
         self.spans += spans
@@ -114,15 +114,23 @@ def test_a_device_that_is_not_emulated_is_charged_the_lag_only() -> None:
     assert exchange.lag_s == pytest.approx(4e-3)
 
 
-@pytest.mark.parametrize(("before", "after", "expected"), [(2.0, 2.5, 0.5), (None, None, None)])
-def test_an_exchange_has_the_time_that_it_lost_to_others_of_its_cell(
-    before: float | None, after: float | None, expected: float | None
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"cell_wait_s": 2.0}, {"cell_wait_s": 2.5}, {"cell_wait_s": 0.5}),
+        ({}, {}, {}),
+        ({}, {"cell_wait_s": 2.5}, {}),
+    ],
+    ids=["counted", "not counted", "counted since a later instant only"],
+)
+def test_an_exchange_has_what_its_host_counted_from_its_dispatch_to_its_end(
+    before: dict[str, float], after: dict[str, float], expected: dict[str, float]
 ) -> None:
     host = FakeHost()
     charged, exchange = HostContention(host, lag_s), offered(20.0)
-    host.cell_s = before
+    host.counts = before
     charged.begin("pi-1")
     charged.on_offer(exchange, 20.0)
-    exchange.granted, host.cell_s = 21.0, after
+    exchange.granted, host.counts = 21.0, after
     charged.on_end(exchange, 24.0)
-    assert exchange.cell_wait_s == expected
+    assert exchange.measured == expected

@@ -227,3 +227,13 @@ def test_an_offer_reports_positions_if_the_task_has_them(
     uploads = Uploads(layout, now=lambda: 0.0, y_shape=y_shape)
     found = fault_in_offer(uploads, structs.replace(offer, positions=positions), train)
     assert found == problem
+
+
+def test_an_offer_with_an_implausible_number_is_refused() -> None:
+    offer, train = MESSAGES["offer"], MESSAGES["train"]
+    assert isinstance(offer, Offer)
+    assert isinstance(train, Train)
+    layout = Layout(tensors=(Tensor(name="w", shape=(offer.manifest.size_bytes // 4,), offset=0),))
+    changed = structs.replace(offer, measured={"rerequests_down": -1.0})
+    found = fault_in_offer(Uploads(layout, now=lambda: 0.0), changed, train)
+    assert found == "offer: rerequests_down must be from 0 to 1e+09, got -1"

@@ -5,6 +5,7 @@ import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from math import isfinite
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -12,14 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbed.coordinator.algorithms.aggregation.base import Merge
 from fairbed.coordinator.store.errors import EmptyStoreError, OldStoreError, StoreVersionError
 from fairbed.coordinator.store.schema import (
     APPLICATION_ID,
+    MEASURED,
     RECORDS,
     Cells,
     Columns,
+    accepted,
     check_format,
     create_schema,
+    fault_in_measured,
     table_of,
 )
 from fairbed.coordinator.store.tables import (
@@ -28,6 +33,7 @@ from fairbed.coordinator.store.tables import (
     MetricRow,
     Record,
     SelectionRow,
+    Source,
 )
 
 VALUES: dict[object, st.SearchStrategy[Any]] = {
@@ -223,3 +229,61 @@ def test_a_store_of_another_format_gives_one_line(
     assert type(caught.value) is error
     assert f"got {application:#x} and {version}; " in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def a_store(change: str) -> sqlite3.Connection:
+    """Return a new store after a change of its tables."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    create_schema(connection)
+    connection.execute(change)
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        ('ALTER TABLE exchange DROP COLUMN "cell_wait_s"', OldStoreError, "column cell_wait_s"),
+        ('ALTER TABLE exchange ADD COLUMN "new_s" REAL', StoreVersionError, "no column new_s"),
+    ],
+)
+def test_a_store_with_other_columns_needs_no_other_version_to_be_refused(
+    change: str, error: type[StoreVersionError], problem: str
+) -> None:
+    with (
+        closing(a_store(change)) as connection,
+        pytest.raises(StoreVersionError, match=problem) as caught,
+    ):
+        check_format("run.db", connection)
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (3.0, None),
+        (0.0, None),
+        (-1.0, "rerequests_down must be from 0 to 1e+09, got -1"),
+        (2e9, "rerequests_down must be from 0 to 1e+09, got 2e+09"),
+        (1.5, "rerequests_down must be a whole number, got 1.5"),
+    ],
+)
+def test_a_reported_number_is_checked_by_its_declaration(value: float, problem: str | None) -> None:
+    assert fault_in_measured({"rerequests_down": value}, Source.OFFER) == problem
+
+
+def test_a_device_reports_its_own_columns_only() -> None:
+    reported = {"rerequests_down": 3.0, "weight_share": -1.0, "of_a_newer_agent": -1.0}
+    assert fault_in_measured(reported, Source.OFFER) is None
+    assert accepted(reported, Source.OFFER) == {"rerequests_down": 3}
+    assert accepted(reported, Source.UPLOAD) == {}
+
+
+def test_a_column_that_a_device_reports_has_a_largest_value() -> None:
+    declared = [spec.column for spec in MEASURED.values() if spec.column is not None]
+    assert all(isfinite(column.most) for column in declared if column.source.is_reported)
+
+
+def test_a_merge_gives_each_column_that_is_declared_as_its_own() -> None:
+    merge = Merge(np.zeros(1, np.float32), np.ones(2), np.ones(2, np.int64), np.ones(2))
+    declared = {k for k, spec in MEASURED.items() if spec.column and spec.column.source == "merge"}
+    assert set(merge.columns) == declared

@@ -13,7 +13,7 @@ from fairbed.coordinator.store.tables import DeviceLogRow
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.device_log import DeviceLogScreen
 from fairbed.coordinator.tui.screens.fleet import FleetScreen
-from fairbed.coordinator.tui.screens.fleet_dialogs import SortDialog
+from fairbed.coordinator.tui.screens.fleet_dialogs import ColumnsDialog, SortDialog
 from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.widgets.plot import CurvePlot
 from tests.coordinator.store.fake_run import FakeRun
@@ -311,3 +311,20 @@ async def test_throttling_and_nominal_rates_stand_beside_the_measured_ones(run: 
         await pilot.press("enter")
         assert await shows(app, pilot, "83 °C, clock 60.0 %, throttled: throttled,capped")
         assert await shows(app, pilot, "19M of 20M down, 9.5M of 10M up, bit/s")
+
+
+async def test_columns_of_the_store_are_added_and_taken_away(finished: Path) -> None:
+    async with room(finished) as (app, pilot):
+        await pilot.press("enter")
+        assert await opens(app, pilot, DeviceDetail)
+        assert "dispatched_at_s" not in text_of(app)
+        await pilot.press("C")
+        assert await opens(app, pilot, ColumnsDialog)
+        await pilot.press("down", "space", "enter")
+        assert await shows(app, pilot, "dispatched_at_s")
+        await pilot.press("slash", *"dispatched_at_s<0", "enter")
+        assert await shows(app, pilot, "Exchanges, newest first (0 of ")
+        await pilot.press("slash", "escape", "C")
+        assert await opens(app, pilot, ColumnsDialog)
+        await pilot.press("u")
+        assert await comes(pilot, lambda: "dispatched_at_s" not in text_of(app))

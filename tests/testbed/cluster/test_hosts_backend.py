@@ -141,7 +141,7 @@ class FakeHost:
             ended=ended,
             pids=dict(self.alive),
             contended_s=dict(self.contended_s),
-            cell_wait_s={},
+            counted={},
             cpu_s=dict.fromkeys(self.alive, 1.0),
             readings=readings,
         )

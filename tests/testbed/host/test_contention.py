@@ -62,7 +62,7 @@ class FakeMachine:
             now=lambda: self.now,
             read=self._read,
             dilation=dilation,
-            cell_wait_s={"a": 3.0}.get,
+            counted=lambda name: {"cell_wait_s": 3.0, "packets": 8} if name == "a" else {},
         )
 
     def pass_s(self, duration_s: float, **waited_s: float) -> None:
@@ -303,9 +303,10 @@ def test_an_ended_process_has_no_waits() -> None:
     assert waits(process.pid).seconds == 0.0
 
 
-def test_time_lost_in_a_cell_is_in_seconds_of_the_fleet() -> None:
+def test_counted_times_are_in_seconds_of_the_fleet_and_other_counts_as_they_are() -> None:
     monitor = FakeMachine(dilation=2.0).monitor
-    assert (monitor.cell_wait_s("a"), monitor.cell_wait_s("b")) == (1.5, None)
+    assert monitor.counted("a") == {"cell_wait_s": 1.5, "packets": 8}
+    assert monitor.counted("b") == {}
 
 
 class FakeRemote:

@@ -180,8 +180,8 @@ def test_a_cohort_shares_its_cell_in_both_directions() -> None:
         assert x.download_s - alone.download_s == pytest.approx(3.0 * down_s, rel=0.05)
         assert x.upload_s - alone.upload_s == pytest.approx(3.0 * up_s, rel=0.05)
         lost_s = (x.download_s - alone.download_s) + (x.upload_s - alone.upload_s)
-        assert x.cell_wait_s == pytest.approx(lost_s, rel=0.05)
-    assert alone.cell_wait_s == 0.0
+        assert x.entry.measured["cell_wait_s"] == pytest.approx(lost_s, rel=0.05)
+    assert alone.entry.measured["cell_wait_s"] == 0.0
 
 
 def test_a_wide_cell_changes_nothing() -> None:
@@ -189,7 +189,7 @@ def test_a_wide_cell_changes_nothing() -> None:
     for with_cell, without in zip(wide, in_cell(3, None), strict=True):
         for x, y in zip(with_cell.exchanges, without.exchanges, strict=True):
             assert x.tau_s == pytest.approx(y.tau_s, rel=1e-9)
-            assert x.cell_wait_s == pytest.approx(0.0, abs=1e-9)
+            assert x.entry.measured["cell_wait_s"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_device_waits_at_the_line_in_front_too() -> None:
@@ -231,11 +231,15 @@ def test_a_resumed_replay_is_the_same(sections: dict[str, Any]) -> None:
     engine = ReplayEngine(whole.decisions, whole.world)
     list(engine.replay(4))
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(engine.to_state()))
-    rest = [(x.row, x.tau_s, x.cell_wait_s) for r in engine.replay(8) for x in r.over]
+    rest = [
+        (x.row, x.tau_s, x.entry.measured["cell_wait_s"]) for r in engine.replay(8) for x in r.over
+    ]
     again = setup_of(of)
     other = ReplayEngine(again.decisions, again.world)
     other.load_state(4, np.zeros(0, dtype=np.float32), state)
-    assert [(x.row, x.tau_s, x.cell_wait_s) for r in other.replay(8) for x in r.over] == rest
+    assert [
+        (x.row, x.tau_s, x.entry.measured["cell_wait_s"]) for r in other.replay(8) for x in r.over
+    ] == rest
     assert any(lost_s > 0.0 for *_, lost_s in rest)
 
 

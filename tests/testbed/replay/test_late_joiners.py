@@ -93,8 +93,7 @@ def replayed(folder: Path, config: CoordinatorConfig, first_round: int) -> Share
     engine = ReplayEngine(decisions, world, cohort=learning)  # type: ignore[arg-type]
     for one in engine.replay(config.rounds):
         for x in one.exchanges:
-            assert x.entry.weight is not None
-            found.of[one.choice.round, NAMES[x.row]] = x.entry.weight.share
+            found.of[one.choice.round, NAMES[x.row]] = x.entry.measured["weight_share"]
         found.models.append(hash_of(learning.vector))
     return found
 

@@ -20,7 +20,7 @@ def lost(shares: dict[str, float], seconds: int = 10) -> dict[str, float | None]
             name: (round(share * FULL_BYTES * step / 10), 0) for name, share in shares.items()
         }
         waits.add(step / 10, carried)
-    return {name: waits.lost_s(name) for name in shares}
+    return {name: waits.counted(name)["cell_wait_s"] for name in shares}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_device_loses_what_others_take_of_a_busy_cell(
 
 
 def test_a_device_without_a_cell_has_no_such_time() -> None:
-    assert CellWaits({}).lost_s("pi") is None
+    assert CellWaits({}).counted("pi") == {}
 
 
 def test_the_bytes_towards_a_device_are_those_that_the_hub_sends() -> None:
