@@ -1,7 +1,7 @@
 """The script of a round, played by a third driver: an application with a strategy of its own."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -133,11 +133,15 @@ class App:
     """A driver without clock and messages: every device takes a second, or fails."""
 
     def __init__(
-        self, config: CoordinatorConfig, *, queries_losses: bool = False, trains: bool = False
+        self,
+        config: CoordinatorConfig,
+        *,
+        queries_losses: bool = False,
+        training: Literal["meanwhile", "at close", "never"] = "meanwhile",
     ) -> None:
         self.strategy = EveryOther(config, queries_losses=queries_losses)
         self.script = RoundScript(
-            self.strategy, lambda: first_table(config, 1, 0, 8), trains_at_close=trains
+            self.strategy, lambda: first_table(self.strategy.config, 1, 0, 8), training=training
         )
         self.now = 0.0
         self.available: list[bool] = [True] * N
@@ -295,7 +299,7 @@ def test_a_loss_query_precedes_the_selection_and_its_round_is_not_empty() -> Non
 
 
 def test_an_update_that_comes_to_nothing_in_training_makes_no_version() -> None:
-    app = App(config(per_round=1), trains=True)
+    app = App(config(per_round=1), training="at close")
     app.diverging = {"0"}
     closed = app.play()
     assert app.kinds.index(Train) < app.kinds.index(Close)
@@ -304,10 +308,22 @@ def test_an_update_that_comes_to_nothing_in_training_makes_no_version() -> None:
     assert app.script.table.version == 0
 
 
-def test_personal_models_are_scored_before_the_evaluation() -> None:
-    app = App(config(rounds=9, personalisation=PersonalisationConfig(method="ditto")))
-    app.play()
-    assert app.kinds[-3:] == [Record, ScorePersonal, Evaluate]
+@pytest.mark.parametrize(
+    ("training", "steps"),
+    [
+        ("meanwhile", [[ScorePersonal], [ScorePersonal, Evaluate]]),
+        ("at close", [[], [ScorePersonal, Evaluate]]),
+        ("never", [[], []]),
+    ],
+)
+def test_personal_models_are_scored_before_the_evaluation(
+    training: Literal["meanwhile", "at close", "never"], steps: list[list[type[Step[Any]]]]
+) -> None:
+    personal, every = PersonalisationConfig(method="ditto"), EvaluationConfig(every=2)
+    app = App(config(rounds=9, personalisation=personal, evaluation=every), training=training)
+    for expected in steps:
+        app.play()
+        assert app.kinds[app.kinds.index(Record) + 1 :] == expected
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3]), (2, [2, 3]), (0, [3])])
@@ -341,7 +357,9 @@ def test_devices_that_have_left_do_not_count_but_for_the_cohort() -> None:
 
 def test_a_change_of_the_operator_holds_for_the_next_table() -> None:
     app = App(config(rounds=9))
+    app.script.next_config = structs.replace(app.strategy.config, rounds=8)
     app.play()
+    assert app.strategy.config.rounds == 8, "also before the first table"
     rules = structs.replace(app.strategy.config.round, deadline_s=7.0)
     app.script.next_config = structs.replace(app.strategy.config, round=rules)
     closed = app.play()
