@@ -23,7 +23,7 @@ function. So no event is lost between a table that closes and the next one.
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.coordinator.algorithms.selection.base import Reason
@@ -155,11 +155,6 @@ class ClosedRound:
     is_repeated: bool
     """It is empty, and so was the round before."""
 
-    @property
-    def has_reported(self) -> set[str]:
-        """Devices that reported a loss before the selection."""
-        return set() if self.query is None else self.query.answered()
-
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -268,8 +263,6 @@ class ScorePersonal(Step[None]):
     """Get the scores of the personal models."""
 
     closed: ClosedRound
-    is_due: bool
-    """The model is evaluated, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +280,8 @@ class RoundScript:
         strategy: Decides.
         open_first: Opens the table of the first round of this process.
         explains: Rounds have the reasons of their selections.
-        trains_at_close: Nothing is trained before the end of a round.
+        training: When the exchanges of a round are trained: by the devices meanwhile, all when it
+            closes, or never, so that there is no model.
     """
 
     def __init__(
@@ -296,10 +290,10 @@ class RoundScript:
         open_first: Callable[[], Round],
         *,
         explains: bool = True,
-        trains_at_close: bool = False,
+        training: Literal["meanwhile", "at close", "never"] = "meanwhile",
     ) -> None:
         self._strategy, self._open_first = strategy, open_first
-        self._explains, self._trains_at_close = explains, trains_at_close
+        self._explains, self._training = explains, training
         self.table: Round | None = None
         """The table of the open or the next round, which accepts events already; None before the
         first one of this process."""
@@ -345,7 +339,7 @@ class RoundScript:
 
         if self._is_last(table, query):
             yield from GiveUp(OVER)
-        if self._trains_at_close:
+        if self._training == "at close":
             yield from Train()
         closed, successor = self._close(table, selections.build(), started, begun, query)
         self.table = successor
@@ -357,12 +351,7 @@ class RoundScript:
         shown = replace(shown, left=_left(selection, shown.left)) if shown.left else shown
         strategy.learn(selection, shown.observations, shown.left)
         yield from Record(closed, shown, why)
-        is_last, config = table.id == self.end_of_run, strategy.config
-        is_due = config.evaluation.is_due(table.id, is_last=is_last)
-        if config.personalisation.is_on:
-            yield from ScorePersonal(closed, is_due)
-        if is_due:
-            yield from Evaluate(closed, is_last)
+        yield from self._evaluate(closed)
         return closed
 
     def _begin(self) -> Round:
@@ -475,6 +464,18 @@ class RoundScript:
         """Return whether no round follows; one that is empty is none of those that were planned."""
         is_ended = self.last_round is not None
         return table.id == self.end_of_run and (is_ended or not self._is_empty(table, query))
+
+    def _evaluate(self, closed: ClosedRound) -> Generator[Step[Any], Any, None]:
+        """Evaluate the model if that is due; devices score personal models whenever they train."""
+        if self._training == "never":
+            return
+        config, round_id = self._strategy.config, closed.table.id
+        is_last = round_id == self.end_of_run
+        is_due = config.evaluation.is_due(round_id, is_last=is_last)
+        if config.personalisation.is_on and (is_due or self._training == "meanwhile"):
+            yield from ScorePersonal(closed)
+        if is_due:
+            yield from Evaluate(closed, is_last)
 
     @staticmethod
     def _is_empty(table: Round, query: LossQuery | None) -> bool:

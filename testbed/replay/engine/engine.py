@@ -227,7 +227,7 @@ class ReplayEngine:
             decisions,
             lambda: self._in_flight.table,
             explains=explains,
-            trains_at_close=cohort is not None,
+            training="never" if cohort is None else "at close",
         )
 
     def replay(self, rounds: int) -> Iterator[ReplayedRound]:
@@ -287,13 +287,17 @@ class ReplayEngine:
                 return Shown(observed, self._in_flight.now)
             case Record(why=why):
                 current.why = why
-            case ScorePersonal(is_due=is_due):
-                if self.cohort is not None and is_due:
-                    self.cohort.score_personal()
+            case ScorePersonal():
+                self._trained.score_personal()
             case Evaluate():
-                if self.cohort is not None:
-                    current.scores = self.cohort.evaluate()
+                current.scores = self._trained.evaluate()
         return None
+
+    @property
+    def _trained(self) -> Cohort:
+        """What trains; the script of a replay of times has no step for it."""
+        assert self.cohort is not None, "nothing is trained"
+        return self.cohort
 
     def _over(self, current: _OpenRound, closed: ClosedRound) -> ReplayedRound:
         """Return a round that is over."""
@@ -437,14 +441,13 @@ class ReplayEngine:
 
     def _train_and_merge(self) -> None:
         """Train the devices that completed local training; merge the updates that arrived."""
-        assert self.cohort is not None, "a replay of times only has nothing to train"
         table = self._in_flight.table
         trained = [x for x in self._in_flight.over if x.has_trained]
         trained.sort(key=lambda x: (x.round, x.row))
         groups = [list(group) for _, group in groupby(trained, key=lambda x: x.round)]
         needed = {entry.version for entry in table.all_exchanges() if not entry.is_over}
         batches = [_version_batch(group) for group in groups]
-        reports = self.cohort.train(table.id, table.version, batches, needed)
+        reports = self._trained.train(table.id, table.version, batches, needed)
         for group, learned in zip(groups, reports, strict=True):
             losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
             for x, loss, has_failed, rejection, merged in zip(

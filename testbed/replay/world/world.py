@@ -6,8 +6,9 @@ seconds on the virtual clock; phases of an exchange are durations.
 
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -181,6 +182,11 @@ class Exchanges:
         return sum((getattr(self, f"{phase}_s") for phase in DEVICE_PHASES), self.signal_s)
 
 
+_device_phases_s: Callable[[object], tuple[float, ...]] = attrgetter(
+    *(f"{phase}_s" for phase in DEVICE_PHASES)
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class ReplayedExchange:
     """One exchange of a replay: its durations, and its entry in the coordinator's table.
@@ -232,7 +238,7 @@ class ReplayedExchange:
     @property
     def ready_s(self) -> float:
         """From the dispatch to the offer; `inf` is never."""
-        return sum((getattr(self, f"{phase}_s") for phase in DEVICE_PHASES), self.signal_s)
+        return sum(_device_phases_s(self), self.signal_s)
 
     @property
     def pulled_s(self) -> float:
