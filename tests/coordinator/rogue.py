@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -64,6 +64,8 @@ class Rogue:
         self.train: Train
         self.pending: tuple[Manifest, bytes, bytes | None] | None = None
         """Manifest, data and hash to upload after the grant."""
+        self.measured: dict[str, float] = {}
+        """Numbers that it reports with the hash."""
 
     async def run(self, lab: Lab) -> None:
         """Join, report readiness, and handle packets."""
@@ -98,7 +100,12 @@ class Rogue:
         model = self.train.model.sha256
         assert model is not None
         round_id = self.train.round
-        await self.send(UploadDone(round=round_id, id=manifest.id, sha256=sha256, model=model))
+        measured = self.measured
+        await self.send(
+            UploadDone(
+                round=round_id, id=manifest.id, sha256=sha256, model=model, measured=measured
+            )
+        )
 
     def offer(
         self, size_bytes: int | None = None, chunk_bytes: int = 32 * 1024, **changes: object
@@ -161,6 +168,17 @@ async def sends_nan(rogue: Rogue) -> None:
 async def behaves(rogue: Rogue) -> None:
     """A complete float32 vector, as devices of all versions can send it."""
     offer = rogue.offer()
+    rogue.pending = (offer.manifest, bytes(VECTOR_BYTES), None)
+    await rogue.send(offer)
+
+
+async def measures(
+    rogue: Rogue,
+    offered: Mapping[str, float] | None = None,
+    sent: Mapping[str, float] | None = None,
+) -> None:
+    """A complete vector, with numbers of the exchange in the offer and beside the hash."""
+    offer, rogue.measured = rogue.offer(measured=dict(offered or {})), dict(sent or {})
     rogue.pending = (offer.manifest, bytes(VECTOR_BYTES), None)
     await rogue.send(offer)
 

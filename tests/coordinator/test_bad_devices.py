@@ -110,6 +110,43 @@ async def test_a_bad_update_is_rejected_with_its_reason(
     assert [x.outcome for x in others] == ["done"] * 4
 
 
+@pytest.mark.parametrize(
+    ("trick", "reason"),
+    [
+        (
+            partial(rogue.measures, offered={"rerequests_down": -1.0}),
+            "offer: rerequests_down must be from 0 to 1e+09, got -1",
+        ),
+        (
+            partial(rogue.measures, sent={"resent_up": 0.5}),
+            "upload: resent_up must be a whole number, got 0.5",
+        ),
+    ],
+    ids=["offer", "upload"],
+)
+async def test_a_measured_number_out_of_its_range_costs_the_exchange(
+    trick: rogue.Trick, reason: str, tmp_path: Path
+) -> None:
+    await play_with(trick, tmp_path)
+    with RunReader(tmp_path / "run") as reader:
+        mine = [x for x in reader.exchanges() if x.device == "rogue"]
+    assert {(x.outcome, x.reason) for x in mine} == {("rejected", reason)}
+
+
+async def test_a_device_measures_its_own_columns_and_no_others(tmp_path: Path) -> None:
+    foreign = {"weight_share": 1.0, "of_a_newer_agent": -1.0}
+    trick = partial(
+        rogue.measures,
+        offered=foreign | {"rerequests_down": 2.0, "resent_up": 9.0},
+        sent=foreign | {"rerequests_down": 9.0, "resent_up": 3.0},
+    )
+    await play_with(trick, tmp_path)
+    with RunReader(tmp_path / "run") as reader:
+        mine = [x for x in reader.exchanges() if x.device == "rogue"]
+    assert {(x.outcome, x.rerequests_down, x.resent_up) for x in mine} == {("done", 2, 3)}
+    assert all(x.weight_share == pytest.approx(1 / 3) for x in mine)
+
+
 async def test_what_is_refused_is_counted_for_each_device_and_shown(tmp_path: Path) -> None:
     await play_with(rogue.sends_a_huge_value, tmp_path)
     with RunReader(tmp_path / "run") as reader:

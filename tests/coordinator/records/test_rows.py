@@ -15,6 +15,7 @@ from fairbed.coordinator.records.rows import (
     fleet_rows,
     invalid_reason,
     known_at_selection,
+    measured_columns,
     metric_rows,
     observation,
     phases_s,
@@ -487,3 +488,17 @@ def test_r2_of_numbers_at_positions_is_over_all_examples() -> None:
     _, metric = metric_rows(4, {**scores, "c": Score(3, quality, 1.0)}, 9.0, 0.1)
     assert metric is not None
     assert metric.r2_pooled is None
+
+
+def test_replayed_columns_are_known_when_a_live_coordinator_knows_them() -> None:
+    measured = {"rerequests_down": 2, "resent_up": 3, "cell_wait_s": 0.5, "weight": 1.0}
+    columns = measured_columns(
+        [measured, measured, measured, {}],
+        has_offered=np.array([False, True, True, True]),
+        is_done=np.array([False, False, True, True]),
+    )
+    assert columns["rerequests_down"] == [0, 2, 2, 0]
+    assert columns["resent_up"] == [0, 0, 3, 0]
+    assert columns["cell_wait_s"] == [0.5, 0.5, 0.5, None]
+    assert columns["weight"] == [1.0, 1.0, 1.0, None]
+    assert columns["coordinator_decode_s"] is None
