@@ -1,0 +1,184 @@
+"""The rooms of the testbed: each can be deleted, and the core works without it."""
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairbed.testbed import rooms
+from fairbed.testbed.rooms import SHIPPED
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("wire", "profiles", "device_agent", "coordinator", "testbed")
+ROOMS = tuple(SHIPPED)
+ALONE = [(name,) for name in ROOMS]
+TIMEOUT_S = 110.0
+
+CORE_TESTS = (
+    "tests/coordinator/rounds/test_loop.py",
+    "tests/testbed/experiment/test_cells.py",
+    "tests/testbed/experiment/test_file.py",
+    "tests/testbed/cli/test_runs.py",
+    "tests/testbed/cli/test_experiment.py",
+    "tests/testbed/replay/test_linear_replay.py",
+    "tests/testbed/run/test_keep_broker.py",
+    "tests/testbed/run/test_supervisor.py",
+)
+"""A selection of the core's tests: rounds, files, commands, replays, live runs."""
+
+REFUSED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "cluster": (
+        ("run", "x.toml", "--cluster", "local"),
+        ("replay", "x.toml", "--cluster=local"),
+        ("compare", "grid.toml", "--cluster", "local"),
+    ),
+    "lab": (
+        ("lab", "init"),
+        ("devices", "list"),
+        ("enroll", "pi-1", "--qr"),
+        ("run", "x.toml", "--set", "broker.url=lab"),
+    ),
+    "metrics": (
+        ("run", "x.toml", "--metrics", ":9464"),
+        ("replay", "x.toml", "--tensorboard", "curves"),
+    ),
+    "notify": (
+        ("run", "x.toml", "--set", 'notify.command=["true"]'),
+        ("replay", "x.toml", "--set", "notify.on=[]"),
+    ),
+    "remote": (
+        ("watch", "mqtts://viewer_alice@example.org"),
+        ("command", "mqtts://operator_alice@example.org", "pause"),
+    ),
+    "web": (("watch", "latest", "--web"), ("watch", "--port", "8000")),
+}
+"""What a user types for a room; without the room each is refused in one line that names it."""
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_no_module_of_the_core_imports_a_room_and_no_room_another() -> None:
+    inside = re.compile(rf"fairbed\.testbed\.({'|'.join(ROOMS)})\b")
+    found = [
+        f"{path}: {name}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for name in _imported(path)
+        if (match := inside.match(name))
+        and path.relative_to(ROOT).parts[:2] != ("testbed", match[1])
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", rooms.present())
+def test_the_line_that_refuses_an_absent_room_knows_all_that_it_adds(name: str) -> None:
+    room, parser = rooms.room(name), argparse.ArgumentParser(conflict_handler="resolve")
+    for add in dict.fromkeys(room.options.values()):
+        rooms.load(add)(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    added: dict[str, set[str]] = {
+        "commands": {*room.commands},
+        "options": options - {"-h", "--help", "--plain", "--json"},  # the core has these, too
+        "tables": {*room.tables},
+        "brokers": {*room.brokers},
+        "seams": {*room.parts},
+    }
+    assert {kind: set(getattr(SHIPPED[name], kind)) for kind in added} == added
+
+
+def test_all_rooms_are_found_by_their_doors() -> None:
+    assert set(rooms.present()) == set(ROOMS)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the tree."""
+    copy = tmp_path_factory.mktemp("tree") / "fairbed"
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "docs", "runs", "*.egg-info")
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
+    return copy
+
+
+@pytest.fixture(params=[*ALONE, ROOMS], ids=lambda names: names[0] if len(names) == 1 else "all")
+def absent(request: pytest.FixtureRequest, tree: Path, tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """Delete rooms from the copy, and put them back."""
+    names: tuple[str, ...] = request.param
+    for name in names:
+        (tree / "testbed" / name).rename(tmp_path / name)
+    yield names
+    for name in names:
+        shutil.rmtree(tree / "testbed" / name, ignore_errors=True)
+        (tmp_path / name).rename(tree / "testbed" / name)
+
+
+def _python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in ("FAIRBED_LAB", "FAIRBED_NOTIFY", "PYTEST_ADDOPTS"):
+        environ.pop(name, None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tree,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def _fairbed(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _python(tree, "-m", "fairbed.testbed.cli.main", *arguments)
+
+
+def _core_modules(tree: Path) -> list[str]:
+    paths = (path for package in PACKAGES for path in (tree / package).rglob("*.py"))
+    names = {".".join(path.relative_to(tree).with_suffix("").parts) for path in paths}
+    return sorted(f"fairbed.{name.removesuffix('.__init__')}" for name in names)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.broker
+def test_the_core_works_without_a_room(tree: Path, tmp_path: Path, absent: tuple[str, ...]) -> None:
+    modules = [name for name in _core_modules(tree) if name.split(".")[2:3] not in map(list, ROOMS)]
+    done = _python(tree, "-c", f"import importlib\nfor n in {modules}: importlib.import_module(n)")
+    assert done.returncode == 0, done.stderr
+
+    out = tmp_path / "run"
+    done = _fairbed(
+        *(tree, "run", "examples/quickstart.toml", "--headless", "--set", "rounds=2"),
+        *("--out", str(out)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "round 2/2" in done.stdout
+
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "--tier", "fast")
+    done = _python(tree, "-m", "pytest", *options, *CORE_TESTS)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.full
+def test_what_an_absent_room_added_is_refused_in_one_line(
+    tree: Path, absent: tuple[str, ...]
+) -> None:
+    (tree / "x.toml").write_text('name = "x"\nrounds = 1\n')
+    for name in absent:
+        for words in REFUSED[name]:
+            done = _fairbed(tree, *words)
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 2, line
+            assert f"must have the room {name} of Fairbed" in line, words
+            assert f"without the folder testbed/{name}" in line
