@@ -119,7 +119,7 @@ class RunBroker:
         waiting: Callable[[str], None],
         group: TaskGroup,
     ) -> None:
-        """Tell the coordinator which devices the broker accepts, from now on.
+        """Report to the coordinator which devices the broker accepts, from now on.
 
         Args:
             coordinator: Of the run, which has not begun.
