@@ -45,6 +45,10 @@ class Command:
     """Function that adds its arguments to a parser, as `package.module:name`."""
     module: str
     """Module whose `main` runs it."""
+    hint: str = ""
+    """How an argument is given that the command does not take by its place."""
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """By a wrong word in the place of a command or an action: what may be meant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

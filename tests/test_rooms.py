@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import fairbed
 from fairbed.testbed import rooms
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import make_experiment
 from fairbed.testbed.rooms import SHIPPED
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +67,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], ...]] = {
 OF_ROOM = re.compile(rf"fairbed\.testbed(?: import |\.)(?:{'|'.join(ROOMS)})\b")
 
 
+def _room_in(module: str) -> str:
+    """Return the room of a module; empty if it is of the core."""
+    parts = (*module.split("."), "", "", "")
+    return parts[2] if parts[:2] == ("fairbed", "testbed") and parts[2] in ROOMS else ""
+
+
 def _rooms_of(path: Path) -> set[str]:
     """Return the rooms that a module imports, also in a function or for its types."""
     text = path.read_text(encoding="utf-8")
@@ -75,8 +84,7 @@ def _rooms_of(path: Path) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    parts = (name.split(".") for name in names)
-    return {found[2] for found in parts if found[:2] == ["fairbed", "testbed"]} & {*ROOMS}
+    return {room for name in names if (room := _room_in(name))}
 
 
 def test_no_module_of_the_core_imports_a_room_and_no_room_another() -> None:
@@ -107,7 +115,57 @@ def test_the_line_that_refuses_an_absent_room_knows_all_that_it_adds(name: str) 
 
 
 def test_all_rooms_are_found_by_their_doors() -> None:
-    assert set(rooms.present()) == set(ROOMS)
+    assert set(rooms.present()) == {*ROOMS}
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_an_absent_room_is_named_and_no_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.toml").write_text('name = "x"\nrounds = 1\n')
+    others = tuple(other for other in ROOMS if other != name)
+    monkeypatch.setattr(rooms, "present", lambda: others)
+    for words in REFUSED[name]:
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"must have the room {name} of Fairbed" in line
+        assert f"without the folder testbed/{name}" in line
+
+
+def test_an_absent_room_is_named_to_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "present", lambda: ())
+    with pytest.raises(
+        fairbed.UsageError, match=r"^cluster: must have the room cluster of Fairbed"
+    ):
+        fairbed.replay("examples/quickstart.toml", cluster="local")
+    with pytest.raises(fairbed.UsageError, match="notify: must have the room notify of Fairbed"):
+        fairbed.replay("examples/quickstart.toml", set={"notify.on": ["end"]})
+
+
+def test_a_table_with_its_defaults_is_no_use_of_a_room() -> None:
+    plain = make_experiment({"name": "x"}, "x.toml")
+    assert make_experiment({"name": "x", "notify": {}}, "x.toml") == plain
+    used = make_experiment({"name": "x", "notify": {"on": ["end"]}}, "x.toml")
+    assert list(used.room_tables) == ["notify"]
+    assert "[notify]" in used.resolved_toml()
+    assert "notify" not in plain.resolved_toml()
+    assert used.hash() == plain.hash() == used.without_rooms.hash()
+
+
+@pytest.mark.full
+def test_a_run_that_uses_no_room_imports_none() -> None:
+    code = (
+        "import sys\n"
+        "from fairbed.testbed.cli.main import parsed\n"
+        "import fairbed.testbed.cli.run\n"
+        "from fairbed.testbed.api.planning import plan_run\n"
+        "plan_run(parsed(['run', 'examples/quickstart.toml', '--headless']).experiment)\n"
+        "print(*sys.modules)"
+    )
+    done = _python(ROOT, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in done.stdout.split() if _room_in(name)]
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +217,7 @@ def _core_modules(tree: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.broker
 def test_the_core_works_without_a_room(tree: Path, tmp_path: Path, absent: tuple[str, ...]) -> None:
-    modules = [name for name in _core_modules(tree) if name.split(".")[2:3] not in map(list, ROOMS)]
+    modules = [name for name in _core_modules(tree) if not _room_in(name)]
     done = _python(tree, "-c", f"import importlib\nfor n in {modules}: importlib.import_module(n)")
     assert done.returncode == 0, done.stderr
 
@@ -171,22 +229,16 @@ def test_the_core_works_without_a_room(tree: Path, tmp_path: Path, absent: tuple
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
 
+    (tree / "x.toml").write_text('name = "x"\nrounds = 1\n')
+    for name in absent:
+        words = REFUSED[name][-1]
+        done = _fairbed(tree, *words)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2, line
+        assert f"must have the room {name} of Fairbed" in line, words
+
     options = ("-q", "-n", "0", "-p", "no:cacheprovider", "--tier", "fast")
     if "lab" in absent:
         options += ("-k", "not mixed-fleet")  # the example of a lab
     done = _python(tree, "-m", "pytest", *options, *CORE_TESTS)
     assert done.returncode == 0, done.stdout[-4000:]
-
-
-@pytest.mark.full
-def test_what_an_absent_room_added_is_refused_in_one_line(
-    tree: Path, absent: tuple[str, ...]
-) -> None:
-    (tree / "x.toml").write_text('name = "x"\nrounds = 1\n')
-    for name in absent:
-        for words in REFUSED[name]:
-            done = _fairbed(tree, *words)
-            (line,) = done.stderr.splitlines()
-            assert done.returncode == 2, line
-            assert f"must have the room {name} of Fairbed" in line, words
-            assert f"without the folder testbed/{name}" in line

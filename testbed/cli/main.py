@@ -143,16 +143,18 @@ class _CoreParser(_Parser):
 def _meant(word: str) -> str:
     from fairbed.wire.command_line import MEANINGS, usage
 
-    if word in ("start", "stop"):  # `fairbed stop` is a command, so this is of a lab
-        return "; fairbed lab up starts a lab, fairbed lab down stops it"
+    for room in rooms.rooms():
+        for command in room.commands.values():
+            if word in command.meanings:
+                return f"; {command.meanings[word]}"
     action = next((one for one in MEANINGS if one == word), None)
     return f"; it is for a live run: fairbed command RUN {usage(action)}" if action else ""
 
 
 def _hint(options: argparse.Namespace) -> str:
     """Return how an argument is given that a command does not take by its place."""
-    if options.command == "lab":
-        return f"; the folder of a lab is an option: fairbed lab {options.action} --lab DIR"
+    if options.hint:
+        return f"; {options.hint}"
     if options.command in ("replay", "run", "coordinator"):
         return "; an experiment is one file, and a key is set by --set KEY=VALUE"
     return f"; see: fairbed {options.command} --help" if options.command else ""
@@ -191,6 +193,7 @@ def make_parser(kind: type[_Parser] = _Parser) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and stop")
     parser.set_defaults(has_rooms=False, asks_rooms=False, module=None, takes=(), hosts=None)
+    parser.set_defaults(hint="")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -510,7 +513,7 @@ def _add_rooms(
         for name, added_command in room.commands.items():
             parser = command(name, added_command.help)
             rooms.load(added_command.options)(parser)
-            parser.set_defaults(module=added_command.module)
+            parser.set_defaults(module=added_command.module, hint=added_command.hint)
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
