@@ -77,7 +77,7 @@ check: lint
 # Run grids and replays on two Ray nodes of this machine, and kill one of them.
 [no-exit-message]
 @test-cluster *args: setup
-    {{ drop_dashes }} pytest -n 0 tests/testbed/cluster tests/testbed/compare/test_cluster_pool.py tests/testbed/replay/cohort/test_cluster_pool.py -k "not control_room" "$@"
+    {{ drop_dashes }} pytest -n 0 tests/testbed/cluster -k "not control_room" "$@"
 
 # Run the tests of a device on Python 3.10 to 3.14; just test-pythons 3.10 3.14 -- tests/wire
 [no-exit-message]

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from fairbed.testbed.broker.permissions import COORDINATOR, user_of
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.host.loopback import free_ports
 from fairbed.testbed.lab.folder import ENVIRONMENT, Lab, LabSettings, init_lab
-from fairbed.testbed.lab.identities import COORDINATOR, Identities, user_of
+from fairbed.testbed.lab.identities import Identities
 
 START_S = 30.0
 """Time limit for the broker of the lab to accept connections."""

@@ -14,11 +14,11 @@ import numpy as np
 import psutil
 
 from benchmarks._meter import cpu_s
+from fairbed.testbed import rooms
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.metrics.start import EXPORTER
 from fairbed.testbed.progress import progress
 from fairbed.testbed.run.broker import enrol_in_run
-from fairbed.testbed.run.viewers import RELAY
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
@@ -142,7 +142,7 @@ class LiveRun:
                 kinds["agents" if is_agent else "fork server"].append(child)
             elif any(name in words for name in ("mosquitto", "nats-server", "amqtt")):
                 kinds["broker"].append(child)
-            elif RELAY in words:
+            elif rooms.room("remote").parts["relay"] in words:
                 kinds["relay"].append(child)
             elif EXPORTER in words:
                 kinds["exporter"].append(child)

@@ -150,7 +150,9 @@ def _measure(grid: Grid, cluster: "Cluster | None") -> Measured:
             cpu_s.append(_cpu_s())
 
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
-        run = partial(run_cells, cluster=cluster)
+        from fairbed.testbed.cluster.api import ReplayingHosts
+
+        run = partial(run_cells, hosts=ReplayingHosts(cluster))
         if not anyio.run(run, grid, Path(folder), NODES, count):
             raise RunError("interrupted; the same command starts again")
     cells = len(grid.seeds) - WARM

@@ -45,10 +45,10 @@ from msgspec import Struct
 
 from benchmarks._killed_starts import StartsResult, measure_home, measure_starts
 from fairbed.coordinator.store.connection import DATABASE, open_readonly
+from fairbed.testbed.broker.run_accounts import login_of
 from fairbed.testbed.host.guard import guarded
 from fairbed.testbed.progress import progress
 from fairbed.testbed.run.agent_restarts import STABLE_S
-from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import read_endpoint
 
 STARTS = {"start": measure_starts, "home": measure_home}

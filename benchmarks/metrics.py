@@ -85,7 +85,7 @@ def measure_scrapes(devices: int, seconds: float, scrapes: int) -> Result:
         with (
             ExportTargets(":0", folder / "curves") as targets,
             fresh_processes(1) as pool,
-            targets.exporting(folder / "run"),
+            targets.following(folder / "run"),
         ):
             assert targets.url is not None
             run.write_for(WARM_S)

@@ -65,10 +65,10 @@ from fairbed.coordinator.store.replication import (
 from fairbed.coordinator.tui.app import LONGEST_PAUSE_S, TABS
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.view import RunView
+from fairbed.testbed.broker.permissions import OPERATOR
+from fairbed.testbed.broker.run_accounts import login_of
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.lab.identities import OPERATOR
 from fairbed.testbed.progress import tracked
-from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import read_endpoint
 
 WARM_S = 5.0

@@ -67,6 +67,7 @@ READERS = (
     "testbed/compare",
     "testbed/core_stability",
     "testbed/metrics",
+    "testbed/notify",
     "testbed/web",
 )
 """Folders that start runs or show their results, and change no number in a store."""

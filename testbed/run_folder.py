@@ -22,7 +22,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address of a live run."""
 
     url: str
-    """Broker address with the login of the coordinator; without password for a lab."""
+    """Broker address with the login of the coordinator; without password for that of a room."""
     tenant: str
     run_id: str = ""
     """Id of the run; empty if it is not known: then a command reaches whichever run is there."""
@@ -33,9 +33,11 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Passwords of the embedded broker are derived from it; None for another broker."""
     max_chunk_bytes: int = MAX_CHUNK_BYTES
     """The largest chunk that the broker accepts."""
-    lab: str | None = None
-    """Folder of the lab whose broker the run uses: `url` has no password, the lab has it. None for
-    another broker."""
+    room: str | None = None
+    """The name in `broker.url` of the broker that a room adds: `url` has no password, the room has
+    it. None for another broker."""
+    room_folder: str = ""
+    """Folder of that broker."""
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:

@@ -38,8 +38,8 @@ from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.metrics.exporter import Follower
 from fairbed.testbed.metrics.prometheus import RunCollector
 from fairbed.testbed.metrics.totals import Totals
-from fairbed.testbed.run.notifier import Notification, notification, send, serve
-from fairbed.testbed.run.notify import AlertSeen, Start
+from fairbed.testbed.notify.notifier import Notification, notification, send, serve
+from fairbed.testbed.notify.notify import AlertSeen, Start
 from fairbed.wire import codec
 from fairbed.wire.enrolment import EnrolRequest, RenewRequest, decode_json
 from fairbed.wire.errors import DecodeError
@@ -48,7 +48,7 @@ from fairbed.wire.text import toml_of
 from tests.coordinator.store.fake_run import fake_run
 from tests.coordinator.tui.screen import lines_on, room, settled
 from tests.testbed.lab.labs import NOW_S, make_lab
-from tests.testbed.run.test_notify import FACTS, recorder, settings, webhook
+from tests.testbed.notify.test_notify import FACTS, recorder, settings, webhook
 from tests.testbed.web.browser import LIMIT_S
 from tests.testbed.web.test_watch_web import Command
 from tests.wire.messages import MESSAGES

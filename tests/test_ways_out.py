@@ -21,7 +21,7 @@ from fairbed.wire import console
 from fairbed.wire.printable import Printable, csv_cell, latex, one_line, printable
 from tests.test_architecture import MODULES, ROOT
 
-COMMANDS = "testbed/cli/", "device_agent/cli.py"
+COMMANDS = "testbed/cli/", "testbed/lab/cli", "testbed/web/cli.py", "device_agent/cli.py"
 """Modules of the commands. They print, to streams that their `main` has made printable."""
 
 STREAMS = {"__stderr__", "__stdout__", "stderr", "stdout"}
@@ -63,15 +63,14 @@ ALLOWED: dict[str, set[str]] = {
     "testbed/cli/watch.py": {"for_controls", "stream", "print"},  # a carriage return of its own
     "testbed/compare/table.py": {"CSV", "stream"},  # `rich_console` of standard output
     "testbed/experiment/datasets/function.py": STREAM,  # what the user's function prints
-    "testbed/experiment/notify.py": {"own judgement"},  # refuses an address
+    "testbed/notify/settings.py": {"own judgement"},  # refuses an address
     "testbed/metrics/prometheus.py": {"Prometheus"},
     "testbed/metrics/tensorboard.py": {"TensorBoard"},
     "testbed/progress.py": {"for_controls", "stream", "rich"},
     "testbed/replay/costs.py": STREAM,  # `print_line` to standard output
     "testbed/run/amqtt_broker.py": {"log"},  # without Fairbed; its log quotes each message
-    "testbed/run/notifier.py": {"notify", "stream"},
+    "testbed/notify/notifier.py": {"notify", "stream"},
     "testbed/web/server.py": {"page"},
-    "testbed/web/session.py": STREAM,  # asks whether it is a terminal
     # They print one line of their own before a program takes their place.
     "testbed/backends/sandbox.py": STREAM,
     "testbed/host/guard.py": STREAM,

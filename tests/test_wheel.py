@@ -200,7 +200,10 @@ def test_the_wheel_writes_and_replays_an_experiment(
     environment: Environment, tmp_path: Path
 ) -> None:
     commands = environment("testbed,broker")
-    assert "usage: fairbed" in run(commands, tmp_path, "fairbed", "--help")
+    usage = run(commands, tmp_path, "fairbed", "--help")
+    assert "usage: fairbed" in usage
+    assert "rename or revoke the devices of the lab" in " ".join(usage.split())  # of a room
+    assert "NotifyConfig" in run(commands, tmp_path, "fairbed", "schema")
     assert "raspberry-pi-4b" in run(commands, tmp_path, "fairbed", "profiles", "list")
     assert "quickstart.toml " in run(commands, tmp_path, "fairbed", "examples")
     assert "wrote experiment.toml" in run(commands, tmp_path, "fairbed", "init")

@@ -19,9 +19,9 @@ from pathlib import Path
 import anyio
 import numpy as np
 
+from fairbed.testbed.broker.run_accounts import login_of
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.run.broker import enrol_in_run
-from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.chunks import encode_chunk
 from fairbed.wire.codec import encode

@@ -14,19 +14,19 @@ import msgspec
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.report.figure_style import SIZE_IN
 from fairbed.coordinator.store.connection import DATABASE
-from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import in_python
+from fairbed.testbed.api.hosts import replaying
 from fairbed.testbed.api.progress import Progress, shown
 from fairbed.testbed.api.register import registered_parts
 from fairbed.testbed.api.run import Run
 from fairbed.testbed.api.start import followed
 from fairbed.testbed.compare.cell import CellResult, one_line
-from fairbed.testbed.compare.cluster_pool import check_files
 from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.comparison import compare as compare_cells
 from fairbed.testbed.compare.finished import as_grid, read_runs
 from fairbed.testbed.compare.folder import grid_folder, manifest_of
 from fairbed.testbed.compare.grid import Fleet, Grid, GridCell, load_grid, make_grid
+from fairbed.testbed.compare.hosts import CellHosts
 from fairbed.testbed.compare.needed_files import GridInputs, inputs_of_grid
 from fairbed.testbed.compare.plots import figures_of
 from fairbed.testbed.compare.pool import run_cells, run_cells_here
@@ -42,8 +42,6 @@ from fairbed.wire.plugins import PluginError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from fairbed.testbed.cluster.connection import Cluster
 
 GivenGrid: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Sequence[Run]"
 """A grid file, the same as a dict, or runs that exist."""
@@ -191,7 +189,7 @@ def compare(
             async def run(send: Callable[[CellResult | str], None]) -> bool:
                 # Signals arrive in the calling thread only.
                 return await run_cells(
-                    planned, folder, jobs, send, handles_signals=False, cluster=hosts, note=send
+                    planned, folder, jobs, send, handles_signals=False, hosts=hosts, note=send
                 )
 
             if any(registered_parts(arm.experiment) for arm in planned.arms):
@@ -237,7 +235,7 @@ def _planned(
 @contextmanager
 def joined_for(
     address: str | None, grid: Grid, inputs: GridInputs, note: Callable[[str], object]
-) -> Iterator["Cluster | None"]:
+) -> Iterator[CellHosts | None]:
     """Join the cluster that replays a grid, and check that its hosts can; None without address.
 
     Raises:
@@ -255,10 +253,10 @@ def joined_for(
             'or set cohorts = "own"'
         )
     experiments = (arm.experiment for arm in grid.arms)
-    with joined(address, experiments, lambda line: note(f"warning: {line}")) as cluster:
-        if cluster is not None:
-            check_files(cluster, inputs.files)
-        yield cluster
+    with replaying(address, experiments, lambda line: note(f"warning: {line}")) as hosts:
+        if hosts is not None:
+            hosts.check_files(inputs.files)
+        yield hosts
 
 
 def receiver(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -25,7 +25,6 @@ from fairbed.testbed.api import RUNS
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.file import (
     EMBEDDED,
-    LAB,
     Experiment,
     ExperimentError,
     Settings,
@@ -34,19 +33,17 @@ from fairbed.testbed.experiment.file import (
     read_document,
 )
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.experiment.notify import NotifyError, NotifySettings, notify_settings
 from fairbed.testbed.experiment.resolved import origins_of, set_by
 from fairbed.testbed.host.speed import host_speed
+from fairbed.testbed.run.fleet_hosts import FleetHosts
 from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
+from fairbed.testbed.run.watchers import watchers_of
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.console import storable
 from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
-from fairbed.wire.transport.address import is_loopback, parse_url
-
-if TYPE_CHECKING:
-    from fairbed.testbed.cluster.device_hosts import DeviceHosts
+from fairbed.wire.transport.address import is_loopback
 
 SCRIPT = "script"
 """Origin of keys that a program sets."""
@@ -67,7 +64,7 @@ def plan_run(
     listen: str = "127.0.0.1",
     is_plain: bool = False,
     places_fleet: bool = True,
-    hosts: "DeviceHosts | None" = None,
+    hosts: FleetHosts | None = None,
 ) -> RunPlan:
     """Return the plan of a live run, or of one to resume.
 
@@ -99,7 +96,8 @@ def plan_run(
         check_new(folder)
     host, port = _listen(listen)
     if hosts is not None:
-        host = _check_hosts(experiment, hosts, is_plain=is_plain)
+        hosts.check(experiment, is_plain=is_plain)
+        host = hosts.address
     elif not (is_loopback(host) or is_plain):
         raise UsageError(
             f"--listen: must be a loopback address, got {host}, where passwords and models would "
@@ -123,7 +121,7 @@ def plan_run(
         dilation=_dilation(experiment, folder, hosts) if has_fleet and places_fleet else 1.0,
         origin=named.origin,
         origins=named.origins,
-        notify=notify_of(experiment),
+        watchers=watchers_of(experiment),
         hosts=hosts,
     )
 
@@ -337,18 +335,6 @@ def _check_policy(experiment: Experiment) -> None:
         )
 
 
-def notify_of(experiment: Experiment) -> NotifySettings | None:
-    """Return how a person gets messages about a run; None: not at all.
-
-    Raises:
-        UsageError: The command or the address cannot be used.
-    """
-    try:
-        return notify_settings(experiment.notify, os.environ)
-    except NotifyError as exc:
-        raise UsageError(str(exc)) from exc
-
-
 def _with_host_speed(experiment: Experiment) -> Experiment:
     """Return the experiment with the measured speed of this machine in place of "auto".
 
@@ -365,34 +351,7 @@ def _with_host_speed(experiment: Experiment) -> Experiment:
     return msgspec.structs.replace(experiment, emulation=emulation)
 
 
-def _check_hosts(experiment: Experiment, hosts: "DeviceHosts", *, is_plain: bool) -> str:
-    """Check that hosts can emulate a fleet; return the address for the embedded broker.
-
-    Raises:
-        UsageError: They cannot.
-    """
-    backend, url = experiment.emulation.backend, experiment.broker.url
-    if backend not in ("auto", "process"):
-        raise UsageError(
-            f'emulation.backend: must be "process" or "auto" with --cluster, got "{backend}"; '
-            "namespaces and containers are for one machine"
-        )
-    if url == EMBEDDED and not (is_loopback(hosts.address) or is_plain):
-        raise UsageError(
-            f"--cluster: the embedded broker would serve other hosts at {hosts.address}, where "
-            "passwords and models travel in plain text; make a lab with TLS (fairbed lab init, "
-            'then broker.url = "lab"), or add --plain'
-        )
-    if url not in (EMBEDDED, LAB) and not is_loopback(hosts.address):
-        broker = parse_url(url).host
-        if is_loopback(broker):
-            raise UsageError(
-                f"broker.url: must be an address that the hosts reach with --cluster, got {broker}"
-            )
-    return hosts.address
-
-
-def _dilation(experiment: Experiment, folder: Path, hosts: "DeviceHosts | None") -> float:
+def _dilation(experiment: Experiment, folder: Path, hosts: FleetHosts | None) -> float:
     """Return the time dilation of the fleet; a resumed run keeps its own.
 
     Raises:

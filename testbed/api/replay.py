@@ -3,17 +3,17 @@
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairbed.coordinator.report.summary import changes_of
 from fairbed.coordinator.report.summary_table import change_line
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.testbed.api import RUNS
-from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import in_python
+from fairbed.testbed.api.hosts import training
 from fairbed.testbed.api.planning import (
     GivenExperiment,
     check_new,
@@ -21,23 +21,19 @@ from fairbed.testbed.api.planning import (
     holds_run,
     named_experiment,
     new_id,
-    notify_of,
     selector_of,
 )
 from fairbed.testbed.api.progress import Progress, count_rounds, shown
 from fairbed.testbed.api.run import Run
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Settings
-from fairbed.testbed.experiment.notify import NotifySettings
 from fairbed.testbed.progress import Bar
+from fairbed.testbed.replay.cohort.base import CohortHelpers
 from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
-from fairbed.testbed.run.notify import notifying
+from fairbed.testbed.run.watchers import Watcher, watchers_of, watching
 from fairbed.testbed.run_folder import is_untouched
-
-if TYPE_CHECKING:
-    from fairbed.testbed.cluster.connection import Cluster
 
 MAX_THREADS = 1_000
 """Maximum number of threads, as of `fairbed replay --threads`."""
@@ -54,8 +50,8 @@ class ReplayPlan:
     """Folder of the experiment file."""
     origins: Mapping[str, str]
     """What set each key of the experiment that is not a default."""
-    notify: NotifySettings | None
-    """How a person gets messages about the run; None: not at all."""
+    watchers: Sequence[Watcher]
+    """What follows the run for a person."""
     warnings: tuple[str, ...]
     """What a person should know before the first round."""
 
@@ -90,7 +86,7 @@ def plan_replay(
         run_id=folder.resolve().name,
         origin=named.origin,
         origins=named.origins,
-        notify=notify_of(named.experiment),
+        watchers=watchers_of(named.experiment),
         warnings=(*changes, *(f.text for f in setup.findings() if f.level != "info")),
     )
 
@@ -145,7 +141,7 @@ def replay(
             warnings.warn(warning, stacklevel=2)
         planned = plan.setup.experiment
         with (
-            joined(cluster, [planned], lambda line: warnings.warn(line, stacklevel=2)) as hosts,
+            training(cluster, [planned], lambda line: warnings.warn(line, stacklevel=2)) as hosts,
             shown(progress, planned.rounds, "rounds", "replay") as bar,
         ):
             run_replay(plan, bar, threads, hosts)
@@ -153,7 +149,7 @@ def replay(
 
 
 def run_replay(
-    plan: ReplayPlan, bar: Bar, threads: int | None = None, cluster: "Cluster | None" = None
+    plan: ReplayPlan, bar: Bar, threads: int | None = None, helpers: CohortHelpers | None = None
 ) -> int:
     """Replay all rounds of a plan; return the number of rounds that were replayed.
 
@@ -163,7 +159,7 @@ def run_replay(
         plan: The replay.
         bar: Counts the rounds; those before a resumed one have no rate.
         threads: Devices trained at the same time; None is one per core.
-        cluster: Hosts that train a part of the devices.
+        helpers: Hosts that train a part of the devices.
 
     Raises:
         Exception: A one-line error of a package: data, profile, store, ...
@@ -174,14 +170,14 @@ def run_replay(
 
     is_new = is_untouched(plan.folder)
     try:
-        with notifying(plan.notify, plan.folder):
+        with watching(plan.watchers, plan.folder):
             return replay_setup(
                 plan.setup,
                 plan.folder,
                 plan.run_id,
                 on_round,
                 threads=threads,
-                cluster=cluster,
+                helpers=helpers,
                 origin=plan.origin,
                 origins=plan.origins,
             )

@@ -18,8 +18,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import End
-from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import in_python
+from fairbed.testbed.api.hosts import emulating
 from fairbed.testbed.api.planning import GivenExperiment, plan_run
 from fairbed.testbed.api.progress import Progress, count_rounds, shown
 from fairbed.testbed.host.dilation import loop_factory
@@ -69,7 +69,7 @@ def run(
             plan_run, experiment, settings=set or {}, seed=seed, out=folder, is_plain=plain
         )
         plan = planned(places_fleet=cluster is None)  # its errors do not wait for a cluster
-        with device_hosts(cluster, lambda line: warnings.warn(line, stacklevel=2)) as hosts:
+        with emulating(cluster, lambda line: warnings.warn(line, stacklevel=2)) as hosts:
             plan = plan if hosts is None else planned(hosts=hosts)
             with shown(progress, plan.experiment.rounds, "rounds", "run") as bar:
                 _run_live(plan, bar)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 import fairbed
+from fairbed.testbed import rooms
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.install import what_to_install
 from fairbed.wire.console import shows
@@ -52,9 +53,7 @@ _MODULES = {
     "command": "command",
     "rm": "runs",
     "logs": "runs",
-    "enroll": "devices",
-    "devices": "devices",
-    "lab": "lab",
+    "enroll": "enroll",
     "profiles": "profiles",
     "data": "data",
     "record": "record",
@@ -143,6 +142,16 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
+def room_words(options: argparse.Namespace) -> list[str]:
+    """Return the options that rooms add, as given, for the same command in another process."""
+    words = list[str]()
+    for action in getattr(options, "room_actions", ()):
+        value = getattr(options, action.dest)
+        if value != action.default:
+            words += [action.option_strings[-1], *([] if action.nargs == 0 else [str(value)])]
+    return words
+
+
 def dispatch(options: argparse.Namespace) -> int:
     """Run the command; return the exit code.
 
@@ -150,10 +159,14 @@ def dispatch(options: argparse.Namespace) -> int:
         UsageError: The command line cannot be used.
         RunError: The command failed.
     """
-    name = f"fairbed.testbed.cli.{_MODULES[options.command]}"
+    name = options.module or f"fairbed.testbed.cli.{_MODULES[options.command]}"
     try:
         with uncollected():
             module = importlib.import_module(name)
+            takes = [rooms.load(take) for take in options.takes]
+        for take in takes:
+            if (code := take(options)) is not None:
+                return int(code)
         return cast(CommandModule, module).main(options)
     except ModuleNotFoundError as exc:
         if (advice := what_to_install(exc)) is None:

@@ -1,7 +1,6 @@
 """`fairbed command`: a command to a live run, and its answer."""
 
 import argparse
-import os
 import secrets
 import sys
 
@@ -11,15 +10,14 @@ from msgspec.structs import replace
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError
 from fairbed.testbed.cli import DONE
+from fairbed.testbed.cli.elsewhere import is_elsewhere, run_elsewhere
 from fairbed.testbed.cli.runs import ANSWER_S, ask_run, live_endpoint
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.remote.viewer import is_target, parse_target
 from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.command_line import LOSSES, CommandTextError, parse_command
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.topics import LOCAL_OPERATOR
-from fairbed.wire.transport.address import PASSWORD_VARIABLE
 
 
 def main(options: argparse.Namespace) -> int:
@@ -70,16 +68,16 @@ def _run_of(options: argparse.Namespace) -> tuple[str, Endpoint, str]:
     Raises:
         UsageError: There is no such run, or the user of its address may send no commands.
     """
-    if not is_target(options.run):
+    if not is_elsewhere(options.run):
         info, endpoint = live_endpoint(options.runs, options.run)
         return info.run_id, endpoint, LOCAL_OPERATOR
-    target = parse_target(options.run, os.environ.get(PASSWORD_VARIABLE))
+    target = run_elsewhere(options.run)
     if target.operator is None:
         raise UsageError(
             f"{target.shown}: a command needs the role operator, got a viewer; on the lab host: "
             "fairbed enroll NAME --role operator"
         )
-    return target.shown, Endpoint(url=target.url, tenant=target.tenant), target.operator
+    return target.shown, target.endpoint, target.operator
 
 
 def confirm(command: OperatorCommand, run_id: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
 from fairbed.testbed.api.compare import COMPARISONS, check_grid, finish, joined_for, receiver
+from fairbed.testbed.api.hosts import OPTION
 from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison
@@ -55,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
         with grid_folder(out, grid, inputs.of_arm) as folder:
             if folder.redone:
                 print(f"fairbed: {folder.redone}", file=sys.stderr)
-            results = _run_cells(grid, inputs, out, jobs, options.cluster)
+            results = _run_cells(grid, inputs, out, jobs, options.hosts)
             if results is None:
                 print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
                 return INTERRUPTED
@@ -81,9 +82,10 @@ def _compare_runs(options: argparse.Namespace) -> int:
         raise UsageError(
             f"compare: must be one grid file or several runs, got {grids[0]} beside others"
         )
-    for option in ("seeds", "jobs", "set", "cluster"):
-        if getattr(options, option):
-            raise UsageError(f"--{option}: is for a grid, whose cells are run; leave it out")
+    of_grid = {"--seeds": options.seeds, "--jobs": options.jobs, "--set": options.set}
+    for option, value in {**of_grid, OPTION: options.hosts}.items():
+        if value:
+            raise UsageError(f"{option}: is for a grid, whose cells are run; leave it out")
     try:
         folders = [resolve_run(options.runs, reference) for reference in options.grid]
         found = as_grid(read_runs(folders))
@@ -113,9 +115,9 @@ def _run_cells(
     results: list[CellResult] = []
     with (
         progress(len(grid.cells()), "cells", "compare") as bar,
-        joined_for(address, grid, inputs, bar.line) as cluster,
+        joined_for(address, grid, inputs, bar.line) as hosts,
     ):
-        run = partial(run_cells, cluster=cluster, note=bar.line)
+        run = partial(run_cells, hosts=hosts, note=bar.line)
         is_whole = anyio.run(run, grid, out, jobs, receiver(bar, results, inputs, out))
     return results if is_whole else None
 

@@ -40,21 +40,20 @@ from fairbed.testbed.backends.choice import (
     open_backend,
     problem_with,
 )
+from fairbed.testbed.broker.named import broker_of_room
+from fairbed.testbed.broker.permissions import COORDINATOR
 from fairbed.testbed.cli import DONE, FAILED
-from fairbed.testbed.errors import BackendError, BrokerError, LabError, UsageError
+from fairbed.testbed.errors import BackendError, BrokerError, UsageError
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import (
     EMBEDDED,
-    LAB,
     Experiment,
     ExperimentError,
     load_experiment,
 )
 from fairbed.testbed.host.speed import cache_path, cached, forget, host_speed
 from fairbed.testbed.install import install_command
-from fairbed.testbed.lab.identities import COORDINATOR, user_of
-from fairbed.testbed.lab.service import open_running_lab
 from fairbed.testbed.local_rules import PROPERTIES as LOCAL_PROPERTIES
 from fairbed.testbed.local_rules import make_halves
 from fairbed.testbed.run.broker import (
@@ -264,15 +263,11 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
         yield CheckResult("broker", "auto", bool(working), found, "install one of them", True)
     if config is not None and config.url != EMBEDDED:
         try:
-            is_lab = config.url == LAB
-            url = (
-                open_running_lab().url(user_of(*COORDINATOR))
-                if is_lab
-                else external_url(config.url)
-            )
+            named = broker_of_room(config.url)
+            url = external_url(config.url) if named is None else named.login(COORDINATOR)
             anyio.run(await_broker, url)
             yield CheckResult("broker", "url", True, "answers", "", True)
-        except (BrokerError, LabError) as exc:
+        except (BrokerError, UsageError) as exc:
             yield CheckResult("broker", "url", False, str(exc), "", True)
 
 

@@ -6,11 +6,12 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from fairbed.testbed import rooms
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.cli import BAD_USAGE, DONE, EXAMPLES, FAILED, NOT_BEGUN, dispatch
 from fairbed.testbed.cli.completion import complete
@@ -42,16 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         read_names_as_utf_8()
     print_anything()
-    parser = make_parser()
     if "_ARGCOMPLETE" in os.environ:
-        complete(parser)
+        complete(make_parser())
     own, argv = split_command(sys.argv[1:] if arguments is None else arguments)
-    options, extra = parser.parse_known_args(own)
-    if extra:
-        parser.error(f"unrecognized arguments: {' '.join(extra)}{_hint(options)}")
+    try:
+        options = parsed(own)
+    except UsageError as exc:
+        print(f"fairbed: {printable(str(exc))}", file=sys.stderr)
+        return BAD_USAGE
     options.argv = argv
     if options.command is None:
-        parser.print_help()
+        make_parser().print_help()
         return BAD_USAGE
     begins_run = options.command in ("run", "coordinator")
     if begins_run and "numpy" not in sys.modules:
@@ -87,6 +89,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 130
 
 
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command line.
+
+    The parser of the core is tried first: a command that uses no room reads no door.
+
+    Raises:
+        UsageError: A command or an option is of a room that this installation lacks.
+    """
+    try:
+        options, extra = make_parser(_CoreParser).parse_known_args(words)
+        if not extra and not options.asks_rooms and options.command is not None:
+            return options
+    except _NotOfCore:
+        pass
+    named = next((word for word in words if not word.startswith("-")), "")
+    if room := rooms.absent("commands", named):
+        raise UsageError(rooms.lacking(named, room))
+    parser = make_parser()
+    options, extra = parser.parse_known_args(words)
+    for option in (word.partition("=")[0] for word in extra):
+        if option.startswith("--") and (room := rooms.absent("options", option)):
+            raise UsageError(rooms.lacking(option, room))
+    if extra:
+        parser.error(f"unrecognized arguments: {' '.join(extra)}{_hint(options)}")
+    return options
+
+
 class _Parser(argparse.ArgumentParser):
     """Adds to an error what was meant by a word that is no command."""
 
@@ -96,19 +125,36 @@ class _Parser(argparse.ArgumentParser):
         super().error(message + (_meant(word[1]) if word else ""))
 
 
+class _NotOfCore(Exception):
+    """The core cannot parse a command line; a room may."""
+
+
+class _CoreParser(_Parser):
+    """Parses what is of the core; all else, `--help` included, is not."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "add_help": False})
+
+    def error(self, message: str) -> NoReturn:
+        """Leave the line to the parser with rooms."""
+        raise _NotOfCore(message)
+
+
 def _meant(word: str) -> str:
     from fairbed.wire.command_line import MEANINGS, usage
 
-    if word in ("start", "stop"):  # `fairbed stop` is a command, so this is of a lab
-        return "; fairbed lab up starts a lab, fairbed lab down stops it"
+    for room in rooms.rooms():
+        for command in room.commands.values():
+            if word in command.meanings:
+                return f"; {command.meanings[word]}"
     action = next((one for one in MEANINGS if one == word), None)
     return f"; it is for a live run: fairbed command RUN {usage(action)}" if action else ""
 
 
 def _hint(options: argparse.Namespace) -> str:
     """Return how an argument is given that a command does not take by its place."""
-    if options.command == "lab":
-        return f"; the folder of a lab is an option: fairbed lab {options.action} --lab DIR"
+    if options.hint:
+        return f"; {options.hint}"
     if options.command in ("replay", "run", "coordinator"):
         return "; an experiment is one file, and a key is set by --set KEY=VALUE"
     return f"; see: fairbed {options.command} --help" if options.command else ""
@@ -121,36 +167,6 @@ def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
     return code
 
 
-def _web_options(parser: argparse.ArgumentParser) -> None:
-    """Add what `fairbed watch` knows of browsers, and of viewers that must not steer."""
-    rights = parser.add_mutually_exclusive_group()
-    rights.add_argument("--read-only", action="store_true", help="send no command to the run")
-    rights.add_argument(
-        "--steer", action="store_true", help="with --web: pages may pause, resume, exclude, ..."
-    )
-    parser.add_argument(
-        "--web", action="store_true", help="show the TUI in browsers, read-only; Ctrl-C ends it"
-    )
-    parser.add_argument(
-        "--host", help="with --web: address to listen on (default 127.0.0.1: this machine alone)"
-    )
-    parser.add_argument(
-        "--port", type=int, help="with --web: port (default 8885; 0 is any free one)"
-    )
-    parser.add_argument("--sessions", type=int, help="with --web: pages open at a time (default 4)")
-    parser.add_argument(
-        "--idle",
-        type=float,
-        metavar="MINUTES",
-        help="with --web: end a page without keys and mouse for so long (default 60)",
-    )
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="with --web: allow --host beyond this machine: all travels in plain text",
-    )
-
-
 class _Version(argparse.Action):
     """Reads the version only for `--version`, as that costs an import."""
 
@@ -161,21 +177,23 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of `fairbed`."""
-    common = _Parser(add_help=False)
+def make_parser(kind: type[_Parser] = _Parser) -> argparse.ArgumentParser:
+    """Return the parser of `fairbed`: with what rooms add, or of the core alone."""
+    common = kind(add_help=False)
     common.add_argument(
         "--debug",
         action="store_true",
         default=argparse.SUPPRESS,
         help="print tracebacks and debug logs",
     )
-    parser = _Parser(
+    parser = kind(
         prog="fairbed",
         description="Edge-device federated-learning testbed with a terminal control room.",
         parents=[common],
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and stop")
+    parser.set_defaults(has_rooms=False, asks_rooms=False, module=None, takes=(), hosts=None)
+    parser.set_defaults(hint="")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -193,16 +211,6 @@ def make_parser() -> argparse.ArgumentParser:
     _experiment(run)
     run.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
     run.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
-    run.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="emulate devices on the hosts of a Ray cluster: HOST:PORT of its head, or local",
-    )
-    run.add_argument(
-        "--plain",
-        action="store_true",
-        help="with --cluster: allow the run's own broker beyond this machine, in plain text",
-    )
 
     replay = command("replay", "replay an experiment on a virtual clock, without processes")
     _experiment(replay)
@@ -215,7 +223,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="devices trained in parallel (default: one per core)",
     )
-    _cluster(replay, "train devices")
 
     _core(command("core", "test whether groups of devices would gain by leaving finished runs"))
 
@@ -291,7 +298,8 @@ def make_parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="print the keys of the TUI as a file to edit, and end",
             )
-            _web_options(sub)
+            sub.add_argument("--page", action="store_true", help=argparse.SUPPRESS)
+            sub.add_argument("--read-only", action="store_true", help="send no command to the run")
         if name in ("watch", "show"):
             sub.add_argument(
                 "--reveal",
@@ -367,9 +375,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
 
-    _lab(command("lab", "make, run, stop or show a lab: a broker that stays, for your own devices"))
-    _enroll(command("enroll", "print the line to paste on a device: it joins the lab, for good"))
-    _devices(command("devices", "list, rename or revoke the devices of the lab"))
+    _enroll(
+        command(
+            "enroll", "print the line to paste on a device: it joins a lab for good, or a live run"
+        )
+    )
 
     _profiles(
         command("profiles", "list, show, check, plot or import device profiles, links and logs")
@@ -479,7 +489,31 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout")
     bench.add_argument("name", nargs="?", help="benchmark; without it, all are listed")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
+    if kind is not _CoreParser:
+        _add_rooms(commands.choices, command)
+        parser.set_defaults(has_rooms=True)
     return parser
+
+
+def _add_rooms(
+    parsers: Mapping[str, argparse.ArgumentParser],
+    command: Callable[[str, str], argparse.ArgumentParser],
+) -> None:
+    """Add the commands of all rooms, and their options of commands of the core."""
+    for room in rooms.rooms():
+        for name, add in room.options.items():
+            parser = parsers[name]
+            n_own = len(parser._actions)
+            rooms.load(add)(parser)
+            added = (*(parser.get_default("room_actions") or ()), *parser._actions[n_own:])
+            parser.set_defaults(room_actions=added)
+        for name, take in room.takes.items():
+            parser = parsers[name]
+            parser.set_defaults(takes=(*(parser.get_default("takes") or ()), take))
+        for name, added_command in room.commands.items():
+            parser = command(name, added_command.help)
+            rooms.load(added_command.options)(parser)
+            parser.set_defaults(module=added_command.module, hint=added_command.hint)
 
 
 def _plot(parser: argparse.ArgumentParser) -> None:
@@ -666,84 +700,6 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     log.add_argument("--force", action="store_true", help="replace existing files")
 
 
-LAB_OPTION = "folder of the lab (default: FAIRBED_LAB, else the first that was made)"
-
-
-def _lab(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-
-    def action(name: str, text: str) -> argparse.ArgumentParser:
-        sub = actions.add_parser(name, help=text, description=text)
-        if name != "init":
-            sub.add_argument("--lab", type=Path, metavar="DIR", help=LAB_OPTION)
-        return sub
-
-    init = action("init", "make a lab: certificates, identities, configuration of the broker")
-    init.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        metavar="DIR",
-        help="new folder (default: ~/.local/share/fairbed/lab)",
-    )
-    init.add_argument("--name", default="lab", help="name of the lab (default lab)")
-    init.add_argument(
-        "--broker",
-        choices=("mosquitto", "nats"),
-        help="broker to run (default: the first of them that is installed)",
-    )
-    init.add_argument(
-        "--port", type=int, default=8883, metavar="N", help="port of the broker (default 8883)"
-    )
-    init.add_argument(
-        "--enrol-port",
-        type=int,
-        default=8884,
-        metavar="N",
-        help="port of the enrolment server (default 8884)",
-    )
-    init.add_argument(
-        "--address",
-        action="append",
-        metavar="HOST",
-        help="name or address of this machine that devices use; repeatable, the first is printed "
-        "by enrolment (default: the address on the default route)",
-    )
-    up = action("up", "run the lab until Ctrl-C, or as a service")
-    up.add_argument(
-        "--service",
-        action="store_true",
-        help="write a systemd unit, start it now and with this machine",
-    )
-    down = action("down", "stop the lab")
-    down.add_argument("--service", action="store_true", help="also remove the systemd unit")
-    status = action("status", "show whether the lab is up, its addresses, devices and certificates")
-    status.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    wheels = action("wheelhouse", "download the packages of agents, for devices without Internet")
-    wheels.add_argument(
-        "--python",
-        action="extend",
-        nargs="+",
-        metavar="VERSION",
-        help="Python versions of the devices (default: 3.10 3.11 3.12 3.13)",
-    )
-    wheels.add_argument(
-        "--platform",
-        action="extend",
-        nargs="+",
-        metavar="MACHINE",
-        help="processors of the devices (default: aarch64 x86_64)",
-    )
-    wheels.add_argument(
-        "--source",
-        type=Path,
-        metavar="DIR",
-        help="wheel of Fairbed, or checkout to build it from (default: the one that runs)",
-    )
-    config = action("config", "print the access rules of the lab for another broker")
-    config.add_argument("broker", choices=("emqx", "generic"), help="kind of broker")
-
-
 def _enroll(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names",
@@ -751,73 +707,20 @@ def _enroll(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="device names: 1 to 32 of a-z, 0-9 and hyphen (default: the host name of the device)",
     )
-    parser.add_argument("--all", type=Path, metavar="FILE", help="names in a file, one a line")
-    parser.add_argument("--qr", action="store_true", help="also print the line as a QR code")
-    parser.add_argument(
-        "--minutes", type=float, default=15, metavar="N", help="life of the token (default 15)"
-    )
-    parser.add_argument(
-        "--expires", type=float, metavar="DAYS", help="life of the identity (default: no end)"
-    )
-    parser.add_argument(
-        "--replace", action="store_true", help="take the name from the device that has it"
-    )
     parser.add_argument(
         "--role",
         choices=("device", "viewer", "operator"),
         default="device",
         help="what the identity may do (default device)",
     )
-    parser.add_argument("--tenant", default="main", help="tenant of the device (default main)")
-    parser.add_argument(
-        "--address",
-        metavar="HOST",
-        help="name or address of the lab host that the device uses (default: the first of the lab)",
-    )
-    parser.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="print the line, without a token, that upgrades or repairs any enrolled device",
-    )
-    parser.add_argument("--lab", type=Path, metavar="DIR", help=LAB_OPTION)
     parser.add_argument(
         "--run",
         metavar="RUN",
         help="print the command of an agent, or of `fairbed watch`, for this live run with a "
-        "broker of its own (default without a lab: latest)",
+        "broker of its own (default: latest)",
     )
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
-    parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
-
-
-def _devices(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lab", type=Path, metavar="DIR", help=LAB_OPTION)
-    parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
-
-    def action(name: str, text: str) -> argparse.ArgumentParser:
-        sub = actions.add_parser(name, help=text, description=text)
-        # Without a default of its own, so that an option before the action stays.
-        sub.add_argument(
-            "--lab", type=Path, metavar="DIR", help=LAB_OPTION, default=argparse.SUPPRESS
-        )
-        return sub
-
-    listing = action("list", "list devices and persons: state, last contact, versions (default)")
-    listing.add_argument(
-        "--json", action="store_true", help="one JSON array on stdout", default=argparse.SUPPRESS
-    )
-    rename = action("rename", "rename a device; its agent learns the name by itself")
-    rename.add_argument("old", metavar="OLD", help="present name")
-    rename.add_argument("new", metavar="NEW", help="new name: 1 to 32 of a-z, 0-9 and hyphen")
-    revoke = action("revoke", "disconnect a device or person at once, and refuse it from now on")
-    revoke.add_argument("name", metavar="NAME", help="name of the device or person")
-    revoke.add_argument(
-        "--role",
-        choices=("device", "viewer", "operator"),
-        default="device",
-        help="role of the identity (default device)",
-    )
+    parser.set_defaults(asks_rooms=True)
 
 
 def _record(parser: argparse.ArgumentParser) -> None:
@@ -954,7 +857,6 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="replays in parallel (default: one per core)"
     )
-    _cluster(parser, "replay the cells")
     parser.add_argument(
         "--set",
         action="append",
@@ -964,14 +866,6 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-figures", action="store_true", help="draw no figures")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-
-
-def _cluster(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help=f"{what} on the hosts of a Ray cluster: HOST:PORT of its head, or local",
-    )
 
 
 def _data_keys(parser: argparse.ArgumentParser) -> None:
@@ -1058,17 +952,6 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--json", action="store_true", help="one JSON object, the summary, on stdout"
-    )
-    parser.add_argument(
-        "--metrics",
-        metavar="[HOST]:PORT",
-        help="serve metrics for Prometheus, as at :9464; on this machine alone without a host",
-    )
-    parser.add_argument(
-        "--tensorboard",
-        type=Path,
-        metavar="DIR",
-        help="write curves for TensorBoard into a folder of DIR",
     )
 
 

@@ -9,11 +9,11 @@ import msgspec
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.api.cluster import joined
 from fairbed.testbed.api.errors import one_line_errors
+from fairbed.testbed.api.hosts import training
 from fairbed.testbed.api.replay import plan_replay, run_replay
 from fairbed.testbed.cli import DONE, count_option, output_width
-from fairbed.testbed.metrics.start import ExportTargets
+from fairbed.testbed.cli.following import followers_of
 from fairbed.testbed.progress import progress
 from fairbed.wire.printable import printable
 
@@ -30,16 +30,16 @@ def main(options: argparse.Namespace) -> int:
         for warning in plan.warnings:
             _warn(warning)
         planned = plan.setup.experiment.rounds
-        with ExportTargets(options.metrics, options.tensorboard) as targets:
-            if targets.url is not None:
-                print(f"metrics at {targets.url}", file=sys.stderr)
+        with followers_of(options) as followers:
+            for line in followers.lines:
+                print(line, file=sys.stderr)
             with (
-                targets.exporting(plan.folder),
-                joined(options.cluster, [plan.setup.experiment], _warn) as cluster,
+                followers.following(plan.folder),
+                training(options.hosts, [plan.setup.experiment], _warn) as helpers,
                 progress(planned, "rounds", "replay") as bar,
             ):
                 started = time.perf_counter()
-                rounds = run_replay(plan, bar, threads, cluster)
+                rounds = run_replay(plan, bar, threads, helpers)
             rounds_per_s = rounds / (time.perf_counter() - started)
         with RunReader(plan.folder) as reader:
             summary = summarise_run(reader)

@@ -19,14 +19,14 @@ from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
 from fairbed.device_agent.memory import share_one_heap
-from fairbed.testbed.api.cluster import device_hosts
 from fairbed.testbed.api.errors import one_line_errors
+from fairbed.testbed.api.hosts import emulating
 from fairbed.testbed.api.planning import plan_run
 from fairbed.testbed.cli import DONE, FAILED, NOT_BEGUN, output_width, shows_screens
-from fairbed.testbed.experiment.file import LAB
+from fairbed.testbed.cli.following import Followers, followers_of
+from fairbed.testbed.experiment.file import EMBEDDED
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.termination import default_signals
-from fairbed.testbed.metrics.start import ExportTargets
 from fairbed.testbed.progress import Bar, is_dumb_terminal, progress
 from fairbed.testbed.run.stopping import ended_by_signals
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
@@ -36,7 +36,7 @@ from fairbed.wire.printable import printable
 
 def main(options: argparse.Namespace) -> int:
     """Run an experiment or resume a run; return the exit code."""
-    cluster: str | None = getattr(options, "cluster", None)
+    address: str | None = options.hosts
     planned = partial(
         plan_run,
         options.experiment,
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
         is_plain=getattr(options, "plain", False),
     )
     with one_line_errors():
-        plan = planned(places_fleet=cluster is None)  # its errors do not wait for a cluster
+        plan = planned(places_fleet=address is None)  # its errors do not wait for a cluster
     if shows_screens() and not (options.headless or options.json):
         from fairbed.testbed.cli.watch import run_with_tui
 
@@ -57,12 +57,11 @@ def main(options: argparse.Namespace) -> int:
         return DONE if is_detached else _close(plan, as_json=False)
     share_one_heap()
     with ExitStack() as stack:
-        if cluster is not None:
+        if address is not None:
             with one_line_errors():
-                hosts = stack.enter_context(device_hosts(cluster, _warn))
+                hosts = stack.enter_context(emulating(address, _warn))
                 plan = planned(hosts=hosts)
-        targets = stack.enter_context(ExportTargets(options.metrics, options.tensorboard))
-        return _run_headless(plan, options, targets)
+        return _run_headless(plan, options, stack.enter_context(followers_of(options)))
 
 
 def _close(plan: RunPlan, *, as_json: bool) -> int:
@@ -92,7 +91,7 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
     return DONE if summary.status in ("done", "stopped") else FAILED
 
 
-def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTargets) -> int:
+def _run_headless(plan: RunPlan, options: argparse.Namespace, followers: Followers) -> int:
     is_debug = hasattr(options, "debug")
     out = sys.stderr if options.json else sys.stdout
     log_lines("debug" if is_debug else "warning")
@@ -101,13 +100,15 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, targets: ExportTar
     devices = f"{emulated} emulated devices" + (f" and {physical} physical" if physical else "")
     _print(out, f"run {plan.run_id}: {rounds} rounds, {devices}, in {plan.folder}")
     if not plan.has_fleet:
-        of_run = "" if plan.experiment.broker.url == LAB else f" --run {plan.folder}"
+        is_named = plan.experiment.broker.url.isidentifier()  # enrolled where the broker is
+        is_named = is_named and plan.experiment.broker.url != EMBEDDED
+        of_run = "" if is_named else f" --run {plan.folder}"
         _print(out, f"to add a device, run: fairbed enroll NAME{of_run}")
-    if targets.url is not None:
-        _print(out, f"metrics at {targets.url}")
+    for line in followers.lines:
+        _print(out, line)
     with ExitStack() as shown:
         shown.enter_context(one_line_errors())
-        shown.enter_context(targets.exporting(plan.folder))
+        shown.enter_context(followers.following(plan.folder))
         bar: Bar | None = None
         if out.isatty() and not is_dumb_terminal():  # elsewhere the lines are enough
             bar = shown.enter_context(progress(rounds, "rounds", "run", out, is_ticking=False))

@@ -36,14 +36,14 @@ from fairbed.coordinator.store import (
 )
 from fairbed.coordinator.store.connection import CONFIG, is_locked
 from fairbed.coordinator.store.runs import LATEST
+from fairbed.testbed.broker.named import room_login
+from fairbed.testbed.broker.permissions import OPERATOR
+from fairbed.testbed.broker.run_accounts import login_of
 from fairbed.testbed.cli import DONE, from_clone, output_width
-from fairbed.testbed.errors import BackendError, LabError, RunError, UsageError
+from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.explain import part_options
 from fairbed.testbed.experiment.file import ExperimentError
-from fairbed.testbed.lab.folder import open_lab
-from fairbed.testbed.lab.identities import OPERATOR, user_of
-from fairbed.testbed.run_accounts import login_of
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.codec import decode_answer, encode
 from fairbed.wire.errors import DecodeError, Disconnected, TransportError
@@ -109,12 +109,10 @@ async def ask_run(
     Raises:
         TransportError: The broker cannot be reached, or its lab is not there any more.
     """
-    url = login_of(endpoint, *OPERATOR)
-    if endpoint.lab is not None:
-        try:
-            url = open_lab(Path(endpoint.lab)).url(user_of(*OPERATOR))
-        except LabError as exc:
-            raise TransportError(str(exc)) from exc
+    try:
+        url = room_login(endpoint, OPERATOR) or login_of(endpoint, *OPERATOR)
+    except UsageError as exc:
+        raise TransportError(str(exc)) from exc
     transport = MqttTransport(url, f"operator-{secrets.token_hex(6)}")
     topics = Topics(endpoint.tenant)
     command = msgspec.structs.replace(command, run=endpoint.run_id)

@@ -17,8 +17,6 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-import anyio
-
 from fairbed import profiles
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.state.alerts import ALERT_KINDS
@@ -33,18 +31,15 @@ from fairbed.coordinator.tui.view import EVENTS_KEPT, banner
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.api.errors import without_errno
 from fairbed.testbed.backends.priority import low_priority
-from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, shows_screens
+from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, room_words, shows_screens
+from fairbed.testbed.cli.elsewhere import is_elsewhere, run_elsewhere
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.remote.viewer import followed, is_target, parse_target
 from fairbed.testbed.run.device_control import FAULTS, OWN_LINK
 from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
-from fairbed.testbed.run_folder import LOG, Endpoint, clear, read_endpoint
-from fairbed.testbed.web.session import is_web_child
+from fairbed.testbed.run_folder import LOG, clear, read_endpoint
 from fairbed.wire.console import for_controls
-from fairbed.wire.printable import printable
-from fairbed.wire.transport.address import PASSWORD_VARIABLE, is_loopback
 
 FOLLOW_S = 0.25
 """Pause between two reads of a run whose rounds are printed, seconds."""
@@ -53,10 +48,7 @@ START_S = 120.0
 """Longest wait for the first row of a run, seconds."""
 
 JOIN_S = 220.0
-"""Longest time to join a cluster and to start its hosts, which comes before; seconds."""
-
-WEB_PORT, WEB_SESSIONS, WEB_IDLE_MINUTES = 8885, 4, 60.0
-"""Of `--web` without options."""
+"""Longest time to join other hosts and to start their processes, which comes before; seconds."""
 
 STOP_S = 30.0
 """Longest graceful end of a run, seconds; then it is killed."""
@@ -70,21 +62,18 @@ def main(options: argparse.Namespace) -> int:
     if options.keys:
         print(keys_toml(), end="")
         return DONE
-    _check_web_options(options)
     try:
-        if is_target(options.run):
+        if is_elsewhere(options.run):
             _watch_remote(options)
             return DONE
         folder = resolve_run(options.runs, options.run)
-        if options.web:
-            _serve(folder, options)
-        elif options.headless or not (shows_screens() or is_web_child()):
+        if options.headless or not (options.page or shows_screens()):
             _follow(folder)
         else:
             sends = not options.read_only
             _watch(
                 folder,
-                runs=None if is_web_child() else listed(folder, options.runs),  # a page: one run
+                runs=None if options.page else listed(folder, options.runs),  # a page: one run
                 owns_run=False,
                 reveals=options.reveal,
                 sends=sends,
@@ -98,12 +87,11 @@ def main(options: argparse.Namespace) -> int:
 
 def _watch_remote(options: argparse.Namespace) -> None:
     """Show a live run of another machine, and its end."""
-    for name in ("web", "reveal"):
-        if getattr(options, name):
-            raise UsageError(
-                f"--{name}: needs a run of this machine, got the address of another; use it there"
-            )
-    target = parse_target(options.run, os.environ.get(PASSWORD_VARIABLE))
+    if options.reveal:
+        raise UsageError(
+            "--reveal: needs a run of this machine, got the address of another; use it there"
+        )
+    target = run_elsewhere(options.run)
     shows_lines = options.headless or not shows_screens()
 
     def show_progress(done: int, newest: int) -> None:
@@ -120,69 +108,16 @@ def _watch_remote(options: argparse.Namespace) -> None:
             signal.signal(number, lambda number, frame: sys.exit(128 + number))
     is_loading = sys.stderr.isatty()
     print(f"connecting to {target.shown}", file=sys.stderr, flush=True)
-    with followed(target, show_progress, show_problem) as folder:
+    with target.followed(show_progress, show_problem) as folder:
         is_loading = False
         if shows_lines:
             _follow(folder)
             return
         send = None
         if target.operator is not None and not options.read_only:
-            endpoint = Endpoint(url=target.url, tenant=target.tenant)
-            send = partial(ask_run, endpoint, operator=target.operator)
+            send = partial(ask_run, target.endpoint, operator=target.operator)
         with RunReader(folder) as reader:
             _show_run(reader, send)
-
-
-def _check_web_options(options: argparse.Namespace) -> None:
-    """Check the options of the web server.
-
-    Raises:
-        UsageError: One has no effect, or a value that cannot be used.
-    """
-    names = ("host", "port", "sessions", "idle", "steer", "plain")
-    values = {name: getattr(options, name) for name in names}
-    given = [name for name, value in values.items() if value is not None and value is not False]
-    if given and not options.web:
-        raise UsageError(f"--{given[0]}: needs --web, got a terminal; add --web or leave it out")
-    if options.web and options.headless:
-        raise UsageError("--web: must not stand beside --headless; leave one of them out")
-    if options.host is not None and not (is_loopback(options.host) or options.plain):
-        raise UsageError(
-            f"--host: must be a loopback address, got {options.host}, where all travels in plain "
-            "text; leave it out and type on the other machine: ssh -L "
-            f"{options.port or WEB_PORT}:127.0.0.1:{options.port or WEB_PORT} USER@THIS_MACHINE; "
-            "or add --plain"
-        )
-    for name, low, high in (("port", 0, 65535), ("sessions", 1, 64), ("idle", 0.1, 100_000)):
-        value = values[name]
-        if value is not None and not low <= value <= high:
-            raise UsageError(f"--{name}: must be from {low:g} to {high:,}, got {value:g}")
-
-
-def _serve(folder: Path, options: argparse.Namespace) -> None:
-    """Show the run in browsers until Ctrl-C or a signal; the run goes on."""
-    from fairbed.testbed.web.server import WebSettings, serve  # the extra `web`
-
-    with RunReader(folder) as reader:
-        run_id = reader.run().run_id
-    own = [sys.executable, "-m", "fairbed.testbed.cli.main", "watch", str(folder.resolve())]
-    flags = ["--reveal"] if options.reveal else []
-    settings = WebSettings(
-        title=printable(run_id),
-        argv=[*own, *flags, *([] if options.steer else ["--read-only"])],
-        host=options.host or "127.0.0.1",
-        port=WEB_PORT if options.port is None else options.port,
-        max_sessions=options.sessions or WEB_SESSIONS,
-        idle_s=(options.idle or WEB_IDLE_MINUTES) * 60.0,
-    )
-    rights = "pages may send commands" if options.steer else "pages are read-only"
-    print(f"run {run_id}: {rights}; Ctrl-C ends the server, not the run", flush=True)
-
-    def announce(address: str) -> None:
-        print(f"open in one browser: {address}", flush=True)
-
-    with low_priority():
-        anyio.run(serve, settings, announce)
 
 
 def _follow(folder: Path) -> None:
@@ -257,10 +192,10 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
         output = log.open("ab")
     except OSError as exc:
         raise RunError(without_errno(exc)) from exc
-    cluster: str | None = getattr(options, "cluster", None)
+    hosts: str | None = options.hosts
     process = None
     try:
-        joins = "" if cluster is None else f"joining the cluster {cluster}, "
+        joins = "" if hosts is None else f"joining the hosts of {hosts}, "
         print(
             f"run {plan.run_id}: {joins}starting broker and devices, in {plan.folder}", flush=True
         )
@@ -272,7 +207,7 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
                 stderr=output,
                 start_new_session=True,
             )
-        _wait_for_store(plan.folder, process, log, START_S if cluster is None else JOIN_S + START_S)
+        _wait_for_store(plan.folder, process, log, START_S if hosts is None else JOIN_S + START_S)
         choice = _watch(plan.folder, runs=plan.folder.parent, owns_run=True)
         if choice == "detach":
             _detach(process)
@@ -281,8 +216,8 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
             return True
     finally:
         if process is not None:
-            if cluster is not None and not (plan.folder / DATABASE).exists():
-                process.terminate()  # while it joins a cluster, it does not read its input
+            if hosts is not None and not (plan.folder / DATABASE).exists():
+                process.terminate()  # while it joins them, it does not read its input
             _stop(process)
         if not (plan.folder / DATABASE).exists():
             clear(plan.folder, with_log=True)
@@ -388,10 +323,7 @@ def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
         command += [] if options.seed is None else ["--seed", str(options.seed)]
     if options.command == "coordinator":
         command += ["--listen", options.listen, *(["--plain"] if options.plain else [])]
-    if (cluster := getattr(options, "cluster", None)) is not None:
-        command += ["--cluster", cluster, *(["--plain"] if options.plain else [])]
-    command += [] if options.metrics is None else ["--metrics", options.metrics]
-    command += [] if options.tensorboard is None else ["--tensorboard", str(options.tensorboard)]
+    command += room_words(options)
     command += ["--debug"] if hasattr(options, "debug") else []
     return [*command, "--headless", "--attached"]
 

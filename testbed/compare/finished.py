@@ -205,7 +205,7 @@ def name_arms(runs: Sequence[FinishedRun]) -> list[str]:
 
 def _flat(run: FinishedRun) -> dict[str, Any]:
     """Return the keys of an experiment that make its arm, and the kind of the run."""
-    found = dict(flat(msgspec.to_builtins(run.experiment)))
+    found = dict(flat(msgspec.to_builtins(run.experiment.without_rooms)))
     return {"kind": CLOCKS[run.clock], **found}
 
 
@@ -215,7 +215,7 @@ def _differing(runs: Sequence[FinishedRun]) -> list[str]:
     keys = [
         key
         for key in dict.fromkeys(key for found in values for key in found)
-        if key not in ("seed", "name") and not key.startswith("notify.")
+        if key not in ("seed", "name")
     ]
     return [key for key in keys if len({repr(found.get(key)) for found in values}) > 1]
 

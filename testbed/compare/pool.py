@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -30,15 +30,12 @@ from fairbed.testbed.compare.cell import (
     remove_leftovers,
     state_of,
 )
-from fairbed.testbed.compare.cluster_pool import CellPool
 from fairbed.testbed.compare.folder import ARMS
 from fairbed.testbed.compare.grid import Grid, GridCell
+from fairbed.testbed.compare.hosts import CellHosts
 from fairbed.testbed.compare.worker import CLOSE_S, CellJob, run_job
 from fairbed.testbed.host.threads import ONE_THREAD
 from fairbed.testbed.replay.cohort.ordered import free_cores
-
-if TYPE_CHECKING:
-    from fairbed.testbed.cluster.connection import Cluster
 
 GRACE_S = CLOSE_S + 5.0
 """Time from the end of a worker's standard input to its kill; seconds."""
@@ -57,7 +54,7 @@ async def run_cells(
     report: ReportResult,
     *,
     handles_signals: bool = True,
-    cluster: "Cluster | None" = None,
+    hosts: CellHosts | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> bool:
     """Run every unfinished cell, and read the finished ones.
@@ -71,7 +68,7 @@ async def run_cells(
         jobs: Number of workers, None for one per core; live fleets always have one.
         report: Called with each result as soon as it is known.
         handles_signals: False in a thread where no signal arrives.
-        cluster: Hosts for the replays; None is this machine.
+        hosts: Hosts for the replays; None is this machine.
         note: Called with lines about hosts.
 
     Returns:
@@ -91,9 +88,11 @@ async def run_cells(
             async with anyio.create_task_group() as workers:
                 if grid.fleet == "run":
                     workers.start_soon(_run, rest, out, report, name="compare.fleet")
-                elif cluster is not None:
-                    pool = CellPool(cluster, [_job(cell, out) for cell in cells], report_job, note)
-                    workers.start_soon(pool.run, jobs, name="compare.cluster")
+                elif hosts is not None:
+                    given = [_job(cell, out) for cell in cells]
+                    workers.start_soon(
+                        hosts.run, given, jobs, report_job, note, name="compare.hosts"
+                    )
                 else:
                     for number in range(min(jobs or free_cores(), len(cells))):
                         workers.start_soon(_replay, rest, out, report, name=f"compare.{number}")
@@ -127,7 +126,7 @@ def _job(cell: GridCell, out: Path) -> CellJob:
     return CellJob(
         run_id=f"{cell.arm.name}-{cell.seed}",
         folder=str(cell.folder(out)),
-        experiment=cell.experiment_in(out),
+        experiment=cell.experiment_in(out).without_rooms,
     )
 
 

@@ -6,11 +6,12 @@ Each error is one line: file, key path, rule, value, what to do.
 import fnmatch
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from glob import glob
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -61,6 +62,7 @@ from fairbed.device_agent.availability import parse_hours
 from fairbed.device_agent.privacy import buffers_problem
 from fairbed.profiles import link_names
 from fairbed.profiles.schema import Discipline, QueueBytes, QueueMs
+from fairbed.testbed import rooms
 from fairbed.testbed.emulation.cell import LOWEST_PRIORITY
 from fairbed.testbed.emulation.conditions import Congestion, Outage
 from fairbed.testbed.emulation.work import TaskCosts
@@ -69,7 +71,6 @@ from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
 from fairbed.testbed.experiment.malicious import MaliciousConfig
 from fairbed.testbed.experiment.noise import NoiseConfig
-from fairbed.testbed.experiment.notify import NotifyConfig
 from fairbed.wire.messages import NAME_PATTERN, DeviceName, HeldOut
 from fairbed.wire.models import GROUP
 from fairbed.wire.plugins import installed, is_path
@@ -105,8 +106,8 @@ class SeedsConfig(Section, frozen=True, kw_only=True):
     """Malicious devices, and their poisoned labels."""
 
 
-EMBEDDED, LAB = "embedded", "lab"
-"""Values of `broker.url` that are no addresses."""
+EMBEDDED = "embedded"
+"""Value of `broker.url` for a broker of the run's own; a room may add further names."""
 
 
 class BrokerConfig(Section, frozen=True, kw_only=True):
@@ -360,7 +361,6 @@ class Experiment(Section, frozen=True, kw_only=True):
     privacy: PrivacyConfig = PrivacyConfig()
     limits: LimitsConfig = LimitsConfig()
     operator: OperatorConfig = OperatorConfig()
-    notify: NotifyConfig = NotifyConfig()
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     cell: tuple[CellConfig, ...] = ()
@@ -426,7 +426,9 @@ class Experiment(Section, frozen=True, kw_only=True):
         problem = privacy_problem(self.selection, self.aggregation)
         if self.privacy.is_on and problem:
             raise ValueError(problem)
-        if self.broker.url not in (EMBEDDED, LAB):
+        if self.broker.url != EMBEDDED and rooms.broker(self.broker.url) is None:
+            if room := rooms.absent("brokers", self.broker.url):
+                raise ValueError(rooms.lacking(f'broker.url = "{self.broker.url}"', room))
             try:
                 parse_url(self.broker.url)
             except ValueError as exc:
@@ -462,6 +464,24 @@ class Experiment(Section, frozen=True, kw_only=True):
         if self.round.is_buffered:
             return self._concurrency
         return self.selection.per_round + self.round.over_select
+
+    @property
+    def room_tables(self) -> dict[str, Any]:
+        """The tables that the file has and a room adds; they do not change the run."""
+        own = Experiment.__struct_fields__
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in own}
+
+    @property
+    def without_rooms(self) -> "Experiment":
+        """The same experiment without the tables of rooms."""
+        return self.with_tables_of({})
+
+    def with_tables_of(self, tables: Mapping[str, Any]) -> "Experiment":
+        """Return the same experiment with these tables of rooms and no others."""
+        if tables.keys() == self.room_tables.keys():
+            return self
+        own = {name: getattr(self, name) for name in Experiment.__struct_fields__}
+        return experiment_type(tables)(**own, **tables)
 
     @property
     def devices(self) -> int:
@@ -576,15 +596,45 @@ class Experiment(Section, frozen=True, kw_only=True):
     def hash(self) -> str:
         """Return a hash of the resolved experiment: equal experiments have equal hashes.
 
-        Messages to a person do not count: a resumed run may send others.
+        Tables of rooms do not count: a resumed run may send other messages.
         """
-        counted = msgspec.structs.replace(self._shown(), notify=NotifyConfig())
+        counted = self._shown().without_rooms
         return hashlib.sha256(msgspec.json.encode(counted, order="sorted")).hexdigest()
 
     def _shown(self) -> "Experiment":
         """Return the experiment without the broker's password."""
         broker = msgspec.structs.replace(self.broker, url=redact(self.broker.url))
         return msgspec.structs.replace(self, broker=broker)
+
+
+def experiment_type(names: Iterable[str] | None = None) -> type[Experiment]:
+    """Return the struct of an experiment file with the tables of rooms that it uses.
+
+    Args:
+        names: Its keys at the top; None: with the tables of all rooms.
+    """
+    if names is not None and not (names := set(names) - set(Experiment.__struct_fields__)):
+        return Experiment
+    found = rooms.tables()
+    return _with_tables(
+        tuple((name, kind) for name, kind in found.items() if names is None or name in names)
+    )
+
+
+@cache
+def _with_tables(tables: tuple[tuple[str, type[Section]], ...]) -> type[Experiment]:
+    if not tables:
+        return Experiment
+    kind: Any = msgspec.defstruct(
+        "Experiment",
+        [(name, kind, kind()) for name, kind in tables],
+        bases=(Experiment,),
+        namespace={"__doc__": Experiment.__doc__},
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+    return cast(type[Experiment], kind)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -712,11 +762,16 @@ def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
     problem = first_not_finite(raw)
     if problem is not None:
         raise ExperimentError(f"{where}: {problem}")
+    for name in raw.keys() - set(Experiment.__struct_fields__):
+        if room := rooms.absent("tables", name):
+            raise ExperimentError(f"{where}: {rooms.lacking(name, room)}")
     try:
-        experiment = msgspec.convert(raw, Experiment)
+        experiment = msgspec.convert(raw, experiment_type(raw))
     except msgspec.ValidationError as exc:
-        raise ExperimentError(f"{where}: {explain(exc, raw, Experiment)}") from exc
-    experiment = _with_links(experiment, where)
+        line = explain(exc, raw, experiment_type())
+        raise ExperimentError(f"{where}: {line}") from exc
+    used = {name: one for name, one in experiment.room_tables.items() if one != type(one)()}
+    experiment = _with_links(experiment.with_tables_of(used), where)
     if experiment.replay.training is not None:
         return experiment
     # The resolved file always has `[data]`, so the meaning of its absence is recorded here.

@@ -22,7 +22,7 @@ from msgspec.inspect import (
 
 from fairbed.coordinator.report.tables import meanings
 from fairbed.coordinator.store.schema import UNITS
-from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.file import Experiment, experiment_type
 
 NUMBERS = {
     "integer": "whole number",
@@ -59,8 +59,10 @@ def json_schema() -> dict[str, Any]:
 
     TOML has no null: a key that is not set is left out, so no key has it as a value or default.
     """
-    schema = msgspec.json.schema(Experiment)
-    classes = {cls.__name__: cls for cls in _structs(type_info(Experiment))}
+    kind = experiment_type()
+    schema = msgspec.json.schema(kind)
+    classes = {cls.__name__: cls for cls in _structs(type_info(kind))}
+    classes[Experiment.__name__] = Experiment  # a table of a room has no docstring
     for name, definition in schema["$defs"].items():
         for key, meaning in meanings(classes[name]).items():
             definition["properties"][key]["description"] = meaning

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from fairbed.testbed import rooms
 from fairbed.testbed.experiment.explain import override
 from fairbed.testbed.experiment.file import Experiment, Settings, parse_experiment
 
@@ -57,7 +58,9 @@ def _resolve(
     if seed is not None:
         document["seed"] = seed
     experiment = parse_experiment(document, where)
-    return msgspec.to_builtins(experiment), origins_of(experiment, given)
+    values = msgspec.to_builtins(experiment)
+    defaults = {name: msgspec.to_builtins(kind()) for name, kind in rooms.tables().items()}
+    return defaults | values, origins_of(experiment, given)
 
 
 def set_by(
@@ -89,7 +92,7 @@ def origins_of(
         given: What set some keys or tables, by path.
         other: What set the other keys that differ from their defaults.
     """
-    defaults = dict(_values(msgspec.to_builtins(Experiment(name=experiment.name))))
+    defaults = dict(_values(msgspec.to_builtins(type(experiment)(name=experiment.name))))
     found = {}
     for path, value in _values(msgspec.to_builtins(experiment)):
         steps = path.split(".")

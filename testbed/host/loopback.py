@@ -1,4 +1,4 @@
-"""Whether this machine reaches itself, which brokers and proxies need; its free ports."""
+"""The addresses of this machine: its loopback, its default route, its free ports."""
 
 import socket
 from contextlib import ExitStack
@@ -46,3 +46,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
                 ) from exc
             ports.append(probe.getsockname()[1])
         return ports
+
+
+def default_address() -> str:
+    """Return this machine's address on its default route; loopback if it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address; no packet is sent
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address

@@ -31,16 +31,9 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from fairbed.testbed.broker.permissions import COORDINATOR, OPERATOR, user_of
 from fairbed.testbed.errors import LabError
-from fairbed.testbed.lab.identities import (
-    COORDINATOR,
-    LAB_SERVICE,
-    OPERATOR,
-    Identities,
-    Identity,
-    require_packages,
-    user_of,
-)
+from fairbed.testbed.lab.identities import LAB_SERVICE, Identities, Identity, require_packages
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.signature import new_secret, task_key
 from fairbed.wire.text import NotText, text_of, toml_of
@@ -368,17 +361,6 @@ def server_addresses(settings: LabSettings) -> list[str]:
             [*settings.addresses, "localhost", "127.0.0.1", "::1", *names, *_own_addresses()]
         )
     )
-
-
-def default_address() -> str:
-    """Return this machine's address on its default route; loopback if it has no network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address; no packet is sent
-        except OSError:
-            return "127.0.0.1"
-        address: str = probe.getsockname()[0]
-        return address
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -22,18 +22,13 @@ from typing import NamedTuple, get_args
 import msgspec
 from msgspec import Struct
 
+from fairbed.testbed.broker.configuration import mosquitto_hash
+from fairbed.testbed.broker.permissions import Role, user_of
 from fairbed.testbed.errors import LabError
 from fairbed.testbed.install import install_command
-from fairbed.testbed.lab.brokers import mosquitto_hash
-from fairbed.testbed.lab.permissions import Role
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.printable import printable
-from fairbed.wire.topics import LOCAL_OPERATOR
 
-COORDINATOR: tuple[str, Role] = ("main", "coordinator")
-"""Identity of the coordinator of each run on this host."""
-OPERATOR: tuple[str, Role] = (LOCAL_OPERATOR, "operator")
-"""Identity of commands on this host: `fairbed stop`, the control room."""
 LAB_SERVICE: tuple[str, Role] = ("lab", "coordinator")
 """Identity with which `fairbed lab up` notes the contacts of devices."""
 
@@ -122,11 +117,6 @@ class Contact(Struct, frozen=True, kw_only=True):
     """Version of its agent."""
     state: str | None = None
     """`online`, `offline`, or None if unknown."""
-
-
-def user_of(name: str, role: Role) -> str:
-    """Return the MQTT user name of an identity."""
-    return name if role == "device" else f"{role}_{name}"
 
 
 def is_password_of(password: str, mosquitto: str) -> bool:

@@ -26,6 +26,15 @@ import psutil
 from anyio.abc import TaskGroup, TaskStatus
 
 from fairbed.device_agent.systemd import notify_systemd
+from fairbed.testbed.broker.configuration import (
+    Listener,
+    mosquitto_acl,
+    mosquitto_conf,
+    mosquitto_passwords,
+    nats_conf,
+    nats_users,
+)
+from fairbed.testbed.broker.permissions import user_of
 from fairbed.testbed.errors import BrokerError, LabError
 from fairbed.testbed.host.broker_process import (
     SYSTEM_USER,
@@ -36,14 +45,6 @@ from fairbed.testbed.host.broker_process import (
 from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.install import install_command
 from fairbed.testbed.lab.audit import Audit
-from fairbed.testbed.lab.brokers import (
-    Listener,
-    mosquitto_acl,
-    mosquitto_conf,
-    mosquitto_passwords,
-    nats_conf,
-    nats_users,
-)
 from fairbed.testbed.lab.enrolment import serve_enrolment
 from fairbed.testbed.lab.folder import (
     SETTINGS_FILE,
@@ -55,7 +56,7 @@ from fairbed.testbed.lab.folder import (
     sign_if_changed,
     write_private,
 )
-from fairbed.testbed.lab.identities import LAB_SERVICE, Contact, Identities, Identity, user_of
+from fairbed.testbed.lab.identities import LAB_SERVICE, Contact, Identities, Identity
 from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError, Disconnected, VersionError, innermost
 from fairbed.wire.messages import Hello, Signed, Status, is_device_name

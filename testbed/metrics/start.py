@@ -1,5 +1,6 @@
 """The link of a run to its exporter (`testbed.metrics.exporter`)."""
 
+import argparse
 import socket
 import subprocess
 import sys
@@ -18,6 +19,11 @@ EXPORTER = "fairbed.testbed.metrics.exporter"
 
 END_S = 10.0
 """Longest wait for the exporter's last files after the run; then it is killed."""
+
+
+def follower(options: argparse.Namespace) -> "ExportTargets":
+    """Return what the options of a command ask for: a `testbed.cli.following.Follower`."""
+    return ExportTargets(options.metrics, options.tensorboard)
 
 
 class ExportTargets:
@@ -56,8 +62,13 @@ class ExportTargets:
         if self._listener is not None:
             self._listener.close()
 
+    @property
+    def lines(self) -> list[str]:
+        """What a person should know when the run starts."""
+        return [] if self.url is None else [f"metrics at {self.url}"]
+
     @contextmanager
-    def exporting(self, folder: Path) -> Iterator[None]:
+    def following(self, folder: Path) -> Iterator[None]:
         """Export the run in a folder, which need not exist yet, until the context ends."""
         if self._listener is None and self._tensorboard is None:
             yield

@@ -8,10 +8,10 @@ import msgspec
 
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import DeviceRow
+from fairbed.testbed import rooms
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import (
     EMBEDDED,
-    LAB,
     Experiment,
     ExperimentError,
     FleetConfig,
@@ -72,7 +72,7 @@ def recorded_experiment(
         fleet=tuple(fleet),
         broker=msgspec.structs.replace(
             experiment.broker,  # without its address, which may hold a password
-            url=LAB if experiment.broker.url == LAB else EMBEDDED,
+            url=experiment.broker.url if rooms.broker(experiment.broker.url) else EMBEDDED,
         ),
         replay=msgspec.structs.replace(experiment.replay, costs_from=str(folder), task_costs=costs),
     )

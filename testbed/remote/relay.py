@@ -23,9 +23,9 @@ import anyio.to_thread
 
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.replication import SCHEMA, RowSource, decode_cursor, encode_page
-from fairbed.testbed.errors import LabError
-from fairbed.testbed.lab.folder import open_lab
-from fairbed.testbed.lab.identities import COORDINATOR, user_of
+from fairbed.testbed.broker.named import room_login
+from fairbed.testbed.broker.permissions import COORDINATOR
+from fairbed.testbed.errors import UsageError
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.codec import decode_rows_request, encode
 from fairbed.wire.console import log_lines
@@ -250,8 +250,7 @@ async def _main(folder: Path) -> None:
     endpoint = read_endpoint(folder)
     if endpoint is None:
         return  # the run is over
-    lab = None if endpoint.lab is None else open_lab(Path(endpoint.lab))
-    url = endpoint.url if lab is None else lab.url(user_of(*COORDINATOR))
+    url = room_login(endpoint, COORDINATOR) or endpoint.url
     over = anyio.Event()
     with RunReader(folder) as reader:
         relay = Relay(RowSource(reader), reader.data_version, reader.run().row.version)
@@ -271,7 +270,7 @@ def main() -> int:
         anyio.run(_main, Path(sys.argv[1]))
     except Exception as exc:
         cause = innermost(exc)
-        if not isinstance(cause, StoreError | LabError | TransportError | OSError):
+        if not isinstance(cause, StoreError | UsageError | TransportError | OSError):
             raise
         _LOG.error("%s", cause)
         return 1

@@ -7,7 +7,7 @@ problem is an alert in the replica, which the control room shows as it shows tho
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from fairbed.coordinator.store.replication import (
     encode_cursor,
 )
 from fairbed.testbed.errors import RunError, UsageError
+from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.codec import decode_rows_part, decode_to_device, encode
 from fairbed.wire.errors import DecodeError, Disconnected, Refused, innermost
 from fairbed.wire.messages import CoordinatorStatus, RowsPart, RowsRequest, is_device_name
@@ -57,7 +58,7 @@ PERSONS = ("viewer", "operator")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A run on another machine, and the name of its viewer."""
+    """A run on another machine, and the name of its viewer: a `cli.elsewhere.RunElsewhere`."""
 
     url: str = field(repr=False)
     """Broker address with user and password."""
@@ -72,12 +73,16 @@ class Target:
         """The broker without the password."""
         return redact(self.url)
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where commands go."""
+        return Endpoint(url=self.url, tenant=self.tenant)
 
-def is_target(text: str) -> bool:
-    """Return whether a run is named by an address or by the file of an enrolled person."""
-    return text.startswith(("mqtt://", "mqtts://")) or (
-        text.endswith(".toml") and Path(text).is_file()
-    )
+    def followed(
+        self, on_progress: Callable[[int, int], None], on_problem: Callable[[str], None]
+    ) -> AbstractContextManager[Path]:
+        """Return the folder of a replica that is up to date while the context lasts."""
+        return followed(self, on_progress, on_problem)
 
 
 def parse_target(text: str, password: str | None = None) -> Target:

@@ -46,7 +46,7 @@ from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout, vector_from_bytes, vector_to_bytes
 
 if TYPE_CHECKING:
-    from fairbed.testbed.cluster.connection import Cluster
+    from fairbed.testbed.replay.cohort.base import CohortHelpers
 
 
 class Codings:
@@ -608,7 +608,7 @@ def make_learning(
     setup: ReplaySetup,
     folder: Path,
     threads: int | None = None,
-    cluster: "Cluster | None" = None,
+    helpers: "CohortHelpers | None" = None,
 ) -> Learning:
     """Return the model and the training of a replay before round 1.
 
@@ -617,7 +617,7 @@ def make_learning(
         folder: Folder of the run.
         threads: Devices trained at the same time, None for one per core; the results do not
             depend on it.
-        cluster: Hosts that train a part of each cohort, with the same results.
+        helpers: Hosts that train a part of each cohort, with the same results.
 
     Raises:
         ExperimentError: `[replay] engine` cannot train this model, or noise does not cover it.
@@ -633,7 +633,7 @@ def make_learning(
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
-        trainer = make_trainer(artifact, data, experiment.replay.engine, threads, cluster)
+        trainer = make_trainer(artifact, data, experiment.replay.engine, threads, helpers)
         undo.callback(trainer.close)
         vector, local = initial_vector(artifact.spec, experiment.seed_for("init")), None
         if artifact.spec.layout.local.size:

@@ -24,7 +24,7 @@ from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.wire.artifact import TaskKind
 
 if TYPE_CHECKING:
-    from fairbed.testbed.cluster.connection import Cluster
+    from fairbed.testbed.replay.cohort.base import CohortHelpers
 
 
 def replay_experiment(
@@ -69,21 +69,21 @@ def replay_setup(
     *,
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
-    cluster: "Cluster | None" = None,
+    helpers: "CohortHelpers | None" = None,
     origin: Path | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> int:
     """Replay a world that is set up already; see `replay_experiment`.
 
     `origin` is the folder of the experiment file; None is the current folder. `origins` is what
-    set each key of the experiment. `cluster` trains a part of each cohort.
+    set each key of the experiment. `helpers` train a part of each cohort.
     """
     experiment = setup.experiment
     found = provenance(origin or Path(), setup.data, origins, setup.inputs.hashes)
     with ExitStack() as stack:
         learning = None
         if experiment.trains_in_replay:
-            learning = make_learning(setup, folder, threads, cluster)
+            learning = make_learning(setup, folder, threads, helpers)
             stack.callback(learning.close)
         task: TaskKind = "classification" if setup.data is None else setup.data.dataset.kind
         store = _open_store(experiment, folder, run_id, len(setup.names), found, task)

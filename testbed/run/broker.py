@@ -29,6 +29,18 @@ from typing import Literal, TypeAlias
 
 import anyio
 
+from fairbed.testbed.broker.configuration import (
+    MAX_PACKET_BYTES,
+    Listener,
+    mosquitto_acl,
+    mosquitto_conf,
+    mosquitto_hash,
+    mosquitto_passwords,
+    nats_conf,
+    nats_users,
+)
+from fairbed.testbed.broker.permissions import COORDINATOR, Role, permissions, user_of
+from fairbed.testbed.broker.run_accounts import RunAccounts, enrol_user, login_of
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host.broker_process import (
     SYSTEM_USER,
@@ -39,19 +51,6 @@ from fairbed.testbed.host.broker_process import (
 from fairbed.testbed.host.broker_usage import MAX_SESSIONS, MAX_SUBSCRIPTIONS, Usage
 from fairbed.testbed.host.loopback import free_port
 from fairbed.testbed.install import install_command
-from fairbed.testbed.lab.brokers import (
-    MAX_PACKET_BYTES,
-    Listener,
-    mosquitto_acl,
-    mosquitto_conf,
-    mosquitto_hash,
-    mosquitto_passwords,
-    nats_conf,
-    nats_users,
-)
-from fairbed.testbed.lab.identities import COORDINATOR, user_of
-from fairbed.testbed.lab.permissions import Role, permissions
-from fairbed.testbed.run_accounts import RunAccounts, enrol_user, login_of
 from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.chunks import CHUNK_TIME_S, HEADER_BYTES
 from fairbed.wire.codec import decode

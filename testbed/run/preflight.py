@@ -10,11 +10,9 @@ not_emulated          settings of profiles that the backend does not emulate
 preflight_findings    the results for the event log of a run
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -39,10 +37,8 @@ from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
+from fairbed.testbed.run.fleet_hosts import FleetHosts
 from fairbed.wire.artifact import Artifact
-
-if TYPE_CHECKING:
-    from fairbed.testbed.cluster.device_hosts import DeviceHosts
 
 DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
 """Policies that draw devices, or candidates, in proportion to n_k."""
@@ -184,7 +180,7 @@ def choose_dilation(
     devices: Sequence[PlannedDevice],
     cores: float,
     earlier: float | None = None,
-    hosts: "DeviceHosts | None" = None,
+    hosts: FleetHosts | None = None,
 ) -> float:
     """Return the dilation with which the fleet fits into a machine, or on hosts.
 
@@ -203,7 +199,7 @@ def choose_dilation(
     if hosts is None:
         fitting, problem = fitting_dilation(demand, cores), None
     else:
-        fitting, problem = _fitting_on(hosts, experiment, devices)
+        fitting, problem = hosts.fitting_dilation(experiment, devices)
     if configured == "auto":
         dilation = earlier if earlier is not None and earlier >= fitting else float(fitting)
     elif problem is not None:
@@ -232,31 +228,6 @@ def choose_dilation(
             "fewer or slower devices, or select fewer per round"
         )
     return dilation
-
-
-def _fitting_on(
-    hosts: "DeviceHosts", experiment: Experiment, devices: Sequence[PlannedDevice]
-) -> tuple[int, str | None]:
-    """Return the dilation with which a fleet fits on hosts, and why it does not as configured.
-
-    Raises:
-        ExperimentError: It fits with none.
-    """
-    from fairbed.testbed.cluster.hosts_backend import misfit, need_of
-    from fairbed.testbed.emulation.placement import fitting_dilation as fitting_dilation_on
-    from fairbed.testbed.emulation.placement import place
-
-    needs = [need_of(planned.spec) for planned in devices if not planned.is_physical]
-    n_concurrent, configured = experiment.coordinator().max_computing, experiment.emulation.dilation
-
-    def misfit_at(dilation: float) -> str | None:
-        placed = place(needs, hosts.rooms, n_concurrent=n_concurrent, dilation=dilation)
-        return misfit(placed, needs, hosts) if placed.left else None
-
-    fitting = fitting_dilation_on(needs, hosts.rooms, n_concurrent)
-    if fitting is None:
-        raise ExperimentError(str(misfit_at(math.inf)))
-    return fitting, None if configured == "auto" else misfit_at(configured)
 
 
 def _misfit(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -> str:

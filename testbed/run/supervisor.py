@@ -4,7 +4,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
@@ -26,15 +24,8 @@ import numpy as np
 from anyio.abc import Process, TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import (
-    Audit,
-    DeviceControl,
-    HostServices,
-    no_earlier_names,
-    no_task_key,
-)
+from fairbed.coordinator.ports import DeviceControl, HostServices, no_earlier_names
 from fairbed.coordinator.rounds.loop import RoundProgress
-from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.memory import Fitting
@@ -48,22 +39,20 @@ from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
-from fairbed.testbed.errors import BackendError, BrokerError, LabError
-from fairbed.testbed.experiment.file import EMBEDDED, LAB, Experiment
+from fairbed.testbed.errors import BackendError
+from fairbed.testbed.experiment.file import EMBEDDED, Experiment
 from fairbed.testbed.experiment.fleet import (
     PlannedDevice,
     fleet_names,
     plan_fleet,
     profile_at_task,
 )
-from fairbed.testbed.experiment.notify import NotifySettings
 from fairbed.testbed.experiment.shards import (
     FleetData,
     StoredShards,
     load_examples,
     task_of,
 )
-from fairbed.testbed.host.broker_usage import KEPT_S, Usage
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
@@ -71,103 +60,38 @@ from fairbed.testbed.host.memory import fitting_of, memory_here
 from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.inputs import InputReader, Inputs
-from fairbed.testbed.lab.audit import Audit as AuditLog
-from fairbed.testbed.lab.folder import Lab, open_lab
-from fairbed.testbed.lab.identities import COORDINATOR, user_of
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.agent_restarts import AgentRestarts
-from fairbed.testbed.run.broker import (
-    Broker,
-    await_broker,
-    check_names_are_free,
-    external_url,
-    find_chunk_limit,
-    start_broker,
-)
 from fairbed.testbed.run.device_control import SteeredFleet
-from fairbed.testbed.run.emulated_identities import (
-    earlier_names,
-    emulated_identities,
-    enrolled_task_key,
-    not_enrolled,
-    watch_identities,
-)
 from fairbed.testbed.run.evaluation import FleetEvaluator
+from fairbed.testbed.run.fleet_hosts import FleetHosts, RemoteFleet
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.memory import check_parts, part_sizes, unknown_memory
-from fairbed.testbed.run.notify import Notifier
 from fairbed.testbed.run.preflight import (
     PreflightFinding,
     engine_findings,
     preflight_findings,
     source_findings,
 )
+from fairbed.testbed.run.run_broker import (
+    OwnBroker,
+    RestartBudget,
+    RunBroker,
+    named_broker,
+    open_broker,
+    stop_flood,
+)
 from fairbed.testbed.run.stopping import StopControl, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
-from fairbed.testbed.run_accounts import (
-    RunAccounts,
-    device_passwords,
-    enrolled_users,
-    parse_user,
-)
-from fairbed.testbed.run_folder import (
-    ENDPOINT_FILE,
-    ENROLLED,
-    Endpoint,
-    clear,
-    is_untouched,
-    read_endpoint,
-    write_endpoint,
-)
+from fairbed.testbed.run.watchers import Watcher, Watching
+from fairbed.testbed.run_folder import ENDPOINT_FILE, ENROLLED, clear, is_untouched
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.errors import innermost
-from fairbed.wire.messages import MAX_TEXT, OperatorAnswer, OperatorCommand
+from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.scale import scale_of
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.address import redact, redirected, with_client
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
-
-if TYPE_CHECKING:
-    from fairbed.testbed.cluster.device_hosts import DeviceHosts
-    from fairbed.testbed.cluster.hosts_backend import HostsBackend
-
-BrokerPid: TypeAlias = Callable[[], "int | None"]
-"""Process of the broker; None if it is not on this machine, or down."""
-
-Suspend: TypeAlias = Callable[[str, float], Coroutine[Any, Any, None]]
-"""Disconnects a user of the broker, and refuses it for some seconds."""
-
-SUSPENDED_S = 60.0
-"""How long the broker of a run refuses a device that floods."""
-
-ENROL_POLL_S = 0.2
-"""Time between two looks for enrolled users, as in a lab."""
-
-BROKER_RESTARTS = 20
-"""A broker that dies so often without a round with an update in between ends the run."""
-
-
-BROKER_RETRY_S = 0.2
-"""Time between two attempts to start a broker that does not start, seconds."""
-
-
-class RestartBudget:
-    """How often a broker may be restarted; it recovers whenever the run makes progress."""
-
-    def __init__(self, restarts: int = BROKER_RESTARTS) -> None:
-        self.restarts = restarts
-        self._left = restarts
-
-    def spend(self) -> bool:
-        """Use one restart; return whether there was one left."""
-        self._left -= 1
-        return self._left >= 0
-
-    def on_round(self, progress: RoundProgress) -> None:
-        """Recover after a closed round, unless it is void."""
-        if progress.round.status == "done":
-            self._left = self.restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +113,9 @@ class RunPlan:
     """Folder of the experiment file."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """What set each key of the experiment that is not a default."""
-    notify: NotifySettings | None = None
-    """How a person gets messages about the run; None: not at all."""
-    hosts: "DeviceHosts | None" = None
+    watchers: Sequence[Watcher] = ()
+    """What follows the run for a person."""
+    hosts: FleetHosts | None = None
     """The hosts that emulate the devices; None is this machine."""
 
     @property
@@ -283,9 +207,19 @@ async def _run(
         devices = [device.at_task(experiment, of_task) for device in devices]
     async with (
         _choose_backend(plan, devices, data, artifact, fork_server) as choice,
-        _endpoint(plan, choice, stop, group, budget) as (endpoint, broker_pid, suspend),
-        relay_on_demand(plan.folder) as on_watch,
-        _fleet(plan, choice, endpoint, stop) as fleet,
+        open_broker(
+            experiment.broker,
+            _own_broker(plan, choice),
+            plan.folder,
+            plan.run_id,
+            emulated=[] if choice is None else [spec.name for spec in choice.fleet],
+            physical=experiment.physical,
+            stop=stop,
+            group=group,
+            budget=budget,
+        ) as broker,
+        relay_on_demand(plan.folder, stop.note) as on_watch,
+        _fleet(plan, choice, broker, stop) as fleet,
     ):
         backend = None if fleet is None else fleet[0]
         with named_if_slow("the hashes of the inputs"):  # while the fork server imports
@@ -299,10 +233,13 @@ async def _run(
                 store, attempt, moved = await anyio.to_thread.run_sync(
                     _open_store, plan, data, origin
                 )
-        notifier: Notifier | None = None
+        watching: Sequence[Watching] = ()
         try:
-            notifier = _start_notifier(plan, stop)
-            alerts = alerted if notifier is None else partial(_pass_on, alerted, notifier)
+            watching = [
+                watcher.watch(plan.folder, partial(stop.note, "not notified"))
+                for watcher in plan.watchers
+            ]
+            alerts = partial(_pass_on, alerted, watching) if watching else alerted
             for device in devices:
                 store.add(device.truth_row())
             parts = _Parts(
@@ -311,17 +248,17 @@ async def _run(
                 store=store,
                 attempt=attempt,
                 evaluator=evaluator,
-                endpoint=endpoint,
+                broker=broker,
                 devices=devices,
                 names=names,
                 fitting=fitting,
                 on_watch=on_watch,
-                on_flood=partial(
-                    _stop_flood, suspend=suspend, group=group, stop=stop, endpoint=endpoint
-                ),
+                on_flood=partial(stop_flood, broker=broker, group=group, stop=stop),
             )
-            on_hosts = _on_hosts(plan, backend)
-            monitor = _contention_monitor(devices, backend, broker_pid, plan.dilation, on_hosts)
+            remote = None
+            if plan.hosts is not None and backend is not None:
+                remote = plan.hosts.fleet_of(backend)
+            monitor = _contention_monitor(devices, backend, broker, plan.dilation, remote)
             emulated = _as_emulated(devices, choice)
             specs = [device.spec for device in emulated]
             steered = (
@@ -338,23 +275,15 @@ async def _run(
                 )
             )
             stop.coordinator = _coordinator(
-                plan, parts, monitor, _audit_of(plan, stop), steered, on_round, waiting, alerts
+                plan, parts, monitor, stop, steered, on_round, waiting, alerts
             )
             if fleet is not None and steered is not None:
                 fleet[1].start_with(steered.start_again)
-            if on_hosts is not None:
-                on_hosts.record_with(stop.coordinator.note)
+            if remote is not None:
+                remote.record_with(stop.coordinator.note)
             if moved is not None:
                 stop.coordinator.note("provenance", moved, "warning")
-            if endpoint.lab is not None:
-                group.start_soon(
-                    watch_identities,
-                    Path(endpoint.lab),
-                    endpoint.tenant,
-                    stop.coordinator.refuse_all_but,
-                    name="run.identities",
-                )
-                await _report_not_enrolled(endpoint, experiment.physical, stop.coordinator, waiting)
+            await broker.watch(stop.coordinator, experiment.physical, waiting, group)
             for finding in chain(
                 engine_findings(artifact),
                 source_findings(inputs),
@@ -377,9 +306,9 @@ async def _run(
             raise
         finally:
             evaluator.close()
-            if notifier is not None:
+            if watching:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(_notify_end, notifier, store)
+                    await anyio.to_thread.run_sync(_end_watching, watching, store)
             store.close()
 
 
@@ -401,27 +330,33 @@ async def _warm_fork_server(
     return await early.enter_async_context(warm_fork_server(plan.folder / "logs"))
 
 
-def _start_notifier(plan: RunPlan, stop: StopControl) -> Notifier | None:
-    """Start what sends messages to a person, if the run has it."""
-    if plan.notify is None:
-        return None
-    return Notifier(plan.notify, plan.folder, partial(stop.note, "not notified"))
-
-
-def _notify_end(notifier: Notifier, store: Store) -> None:
-    """Send the end of the run, which the store must have before the notifier reads it."""
+def _end_watching(watching: Sequence[Watching], store: Store) -> None:
+    """Pass on the end of the run, which the store must have before a watcher reads it."""
     with suppress(StoreError):  # the run has failed because of it
         store.flush()
-    notifier.end()
+    for one in watching:
+        one.end()
 
 
 def _pass_on(
-    alerted: Callable[[AlertChange], None], notifier: Notifier, change: AlertChange
+    alerted: Callable[[AlertChange], None], watching: Sequence[Watching], change: AlertChange
 ) -> None:
-    """Report an alert on the output of the run and to a person."""
+    """Report an alert on the output of the run and to all that follow it."""
     if not change.is_long:  # its begin was shown
         alerted(change)
-    notifier.alert(change)
+    for one in watching:
+        one.alert(change)
+
+
+def _own_broker(plan: RunPlan, choice: BackendChoice | None) -> OwnBroker:
+    """Return how the run starts a broker of its own."""
+    host = (choice and choice.broker_host) or plan.listen_host
+    return OwnBroker(
+        host=host,
+        is_virtual=host != plan.listen_host,
+        port=plan.listen_port,
+        keeps_logins=not plan.has_fleet,
+    )
 
 
 @asynccontextmanager
@@ -448,17 +383,12 @@ async def _choose_backend(
         fork_server=fork_server,
     ) as choice:
         if plan.hosts is not None:
-            from fairbed.testbed.cluster.hosts_backend import agent_bytes, choose_hosts
-
             is_slowed = any(device.profile is not None for device in devices)
-            choice = await choose_hosts(
-                plan.hosts,
+            choice = await plan.hosts.choose(
                 choice,
                 n_concurrent=experiment.coordinator().max_computing,
-                memory_bytes=agent_bytes(
-                    artifact.spec.layout.size_bytes,
-                    artifact.spec.example_bytes * data.dataset.n // experiment.shards,
-                ),
+                vector_bytes=artifact.spec.layout.size_bytes,
+                shard_bytes=artifact.spec.example_bytes * data.dataset.n // experiment.shards,
                 probe=Probe.of(artifact, experiment.training) if is_slowed else None,
                 dilation=plan.dilation,
             )
@@ -467,7 +397,7 @@ async def _choose_backend(
 
 @asynccontextmanager
 async def _fleet(
-    plan: RunPlan, choice: BackendChoice | None, endpoint: Endpoint, stop: StopControl
+    plan: RunPlan, choice: BackendChoice | None, broker: RunBroker, stop: StopControl
 ) -> AsyncIterator[tuple[Backend, AgentRestarts] | None]:
     """Open the backend of the emulated devices while the context lasts; None if there are none.
 
@@ -499,55 +429,19 @@ async def _fleet(
     restarts = AgentRestarts(stop.note, check_alive)
 
     async with AsyncExitStack() as stack:
-        passwords: Mapping[str, str] | None = None
-        if endpoint.lab is not None:
-            passwords = await stack.enter_async_context(
-                emulated_identities(
-                    Path(endpoint.lab),
-                    endpoint.url,
-                    [spec.name for spec in choice.fleet],
-                    tenant=endpoint.tenant,
-                    run_id=plan.run_id,
-                )
-            )
-        elif endpoint.secret is not None:
-            passwords = device_passwords(endpoint.secret, [spec.name for spec in choice.fleet])
+        passwords = await stack.enter_async_context(
+            broker.logins([spec.name for spec in choice.fleet])
+        )
         backend = await stack.enter_async_context(
             choice.backend(
-                url_for_devices(plan, endpoint),
-                tenant=endpoint.tenant,
+                broker.endpoint.url if plan.hosts is None else broker.url_at(plan.hosts.address),
+                tenant=broker.endpoint.tenant,
                 passwords=passwords,
                 on_end=on_end,
             )
         )
         await stack.enter_async_context(restarts.running())  # ends before the backend
         yield backend, restarts
-
-
-def url_for_devices(plan: RunPlan, endpoint: Endpoint) -> str:
-    """Return the address of the broker, for other hosts the one at which they reach a lab."""
-    if plan.hosts is None or endpoint.lab is None:
-        return endpoint.url
-    lab = open_lab(Path(endpoint.lab))
-    url = f"mqtts://127.0.0.1:{lab.settings.port}?cafile={quote(str(lab.ca))}"
-    return redirected(url, plan.hosts.address, lab.settings.port)
-
-
-async def _report_not_enrolled(
-    endpoint: Endpoint,
-    physical: Sequence[str],
-    coordinator: Coordinator,
-    waiting: Callable[[str], None],
-) -> None:
-    """Report physical devices that cannot join before they are enrolled."""
-    assert endpoint.lab is not None
-    missing = await anyio.to_thread.run_sync(
-        not_enrolled, Path(endpoint.lab), physical, endpoint.tenant, time.time()
-    )
-    for name in missing:
-        line = f"{name} is not enrolled in the lab; run: fairbed enroll {name}"
-        coordinator.note("not-enrolled", line, "warning", name)
-        waiting(line)
 
 
 def _as_emulated(devices: list[PlannedDevice], choice: BackendChoice | None) -> list[PlannedDevice]:
@@ -622,21 +516,12 @@ def _core_speed(devices: Sequence[PlannedDevice]) -> float:
     return devices[0].host_core_speed if devices else 1.0
 
 
-def _on_hosts(plan: RunPlan, backend: Backend | None) -> "HostsBackend | None":
-    """Return the backend if the hosts of a cluster emulate the devices."""
-    if plan.hosts is None:
-        return None
-    from fairbed.testbed.cluster.hosts_backend import HostsBackend
-
-    return backend if isinstance(backend, HostsBackend) else None
-
-
 def _contention_monitor(
     devices: list[PlannedDevice],
     backend: Backend | None,
-    broker_pid: BrokerPid,
+    broker: RunBroker,
     dilation: float,
-    on_hosts: "HostsBackend | None",
+    remote: RemoteFleet | None,
 ) -> ContentionMonitor | None:
     """Return the monitor of this machine's contention; None if no device is emulated."""
     emulated = [device.spec.name for device in devices if device.profile is not None]
@@ -644,7 +529,7 @@ def _contention_monitor(
         return None
 
     def path(name: str) -> list[int]:
-        pid = broker_pid()
+        pid = broker.pid
         return [*([] if pid is None else [pid]), *backend.path_pids(name)]
 
     return ContentionMonitor(
@@ -653,7 +538,7 @@ def _contention_monitor(
         path,
         dilation=dilation,
         counted=backend.counted,
-        remote=on_hosts,
+        remote=remote,
     )
 
 
@@ -667,7 +552,7 @@ class _Parts:
     attempt: int
     """Number of earlier starts of the run."""
     evaluator: FleetEvaluator
-    endpoint: Endpoint
+    broker: RunBroker
     devices: list[PlannedDevice]
     """The emulated ones."""
     names: list[str]
@@ -684,13 +569,14 @@ def _coordinator(
     plan: RunPlan,
     parts: _Parts,
     monitor: ContentionMonitor | None,
-    audit: Audit,
+    stop: StopControl,
     control: DeviceControl | None,
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
     alerted: Callable[[AlertChange], None],
 ) -> Coordinator:
-    store, endpoint, artifact = parts.store, parts.endpoint, parts.artifact
+    store, broker, artifact = parts.store, parts.broker, parts.artifact
+    endpoint = broker.endpoint
     config = plan.experiment.coordinator(
         starts_fleet=plan.knows_fleet,
         absent=count_unplugged(parts.devices, store.resume_offset_s()),
@@ -723,14 +609,12 @@ def _coordinator(
         shards=StoredShards(parts.data, plan.folder),
         evaluator=None if config.model.has_local_values else parts.evaluator,
         host_monitor=monitor,
-        audit=audit,
+        audit=broker.audit(plan.run_id, partial(stop.note, "audit")),
         devices=control,
         on_watch=parts.on_watch,
         on_flood=parts.on_flood,
-        earlier_names=no_earlier_names if endpoint.lab is None else earlier_names,
-        task_key_of=no_task_key
-        if endpoint.lab is None
-        else partial(enrolled_task_key, Path(endpoint.lab), endpoint.tenant),
+        earlier_names=broker.earlier_names,
+        task_key_of=broker.task_key_of,
     )
     return Coordinator(
         setup,
@@ -741,222 +625,8 @@ def _coordinator(
         on_waiting=waiting,
         on_alert=alerted,
         now=dilated(time.perf_counter, plan.dilation),
-        stall_alert_s=None if plan.notify is None else plan.notify.stall_alert_s,
+        stall_alert_s=min((one.stall_alert_s for one in plan.watchers), default=None),
     )
-
-
-@asynccontextmanager
-async def _endpoint(
-    plan: RunPlan,
-    choice: BackendChoice | None,
-    stop: StopControl,
-    group: TaskGroup,
-    budget: RestartBudget,
-) -> AsyncIterator[tuple[Endpoint, BrokerPid, Suspend | None]]:
-    """Start the broker, or check an external one; devices of a resumed run find the old address."""
-    broker = plan.experiment.broker
-    if broker.url != EMBEDDED:
-        lab: Lab | None = None
-        if broker.url == LAB:
-            from fairbed.testbed.lab.service import open_running_lab, pid_of_broker
-
-            lab = open_running_lab()
-        earlier = read_endpoint(plan.folder)
-        url = (
-            external_url(broker.url, None if earlier is None else earlier.url)
-            if lab is None
-            else lab.url(user_of(*COORDINATOR))
-        )
-        url = with_client(url, broker.client)
-        topics = Topics(broker.tenant)
-        with named_if_slow(f"the broker at {redact(url)}"):
-            await await_broker(url)
-        await check_tree_is_free(MqttTransport(url, f"look-{secrets.token_hex(4)}"), topics)
-        if lab is None:
-            if choice is not None:
-                names = {spec.name for spec in choice.fleet}
-                await check_names_are_free(url, topics, names)
-            limit = await find_chunk_limit(url, topics)
-            endpoint = Endpoint(
-                url=url, tenant=broker.tenant, run_id=plan.run_id, max_chunk_bytes=limit
-            )
-            write_endpoint(plan.folder, endpoint)
-            yield endpoint, lambda: None, None
-        else:
-            endpoint = Endpoint(
-                url=url, tenant=broker.tenant, run_id=plan.run_id, lab=str(lab.folder)
-            )
-            write_endpoint(plan.folder, msgspec.structs.replace(endpoint, url=redact(url)))
-            yield endpoint, partial(pid_of_broker, lab), None
-        return
-    host = (choice and choice.broker_host) or plan.listen_host
-    earlier = read_endpoint(plan.folder)
-    port, secret = plan.listen_port, None
-    if earlier is not None and not plan.has_fleet:
-        port, secret = port or earlier.port, earlier.secret
-    fleet = () if choice is None else (spec.name for spec in choice.fleet)
-    accounts = RunAccounts(broker.tenant, secret, (*fleet, *plan.experiment.physical))
-    accounts.add(enrolled_users(plan.folder))
-    for left in plan.folder.glob("broker-*"):  # by a start of this run that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    async with start_broker(
-        broker.kind,
-        folder=plan.folder,
-        host=host,
-        is_virtual=host != plan.listen_host,
-        port=port,
-        accounts=accounts,
-    ) as started:
-        endpoint = Endpoint(
-            url=with_client(started.url, broker.client),
-            tenant=broker.tenant,
-            run_id=plan.run_id,
-            host=host,
-            port=started.port,
-            secret=accounts.secret,
-        )
-        write_endpoint(plan.folder, endpoint)
-        scopes = restart_scope, enrol_scope = anyio.CancelScope(), anyio.CancelScope()
-        on_growth = partial(
-            refuse_excess, accounts=accounts, suspend=started.suspend, group=group, stop=stop
-        )
-        group.start_soon(
-            keep_broker, started, restart_scope, stop, budget, on_growth, name="run.broker"
-        )
-        group.start_soon(
-            enrol_on_demand, started, accounts, plan.folder, enrol_scope, stop, name="run.enrol"
-        )
-        try:
-            yield endpoint, lambda: started.pid, started.suspend
-        finally:
-            for scope in scopes:
-                scope.cancel()
-
-
-def _stop_flood(
-    device: str, suspend: Suspend | None, group: TaskGroup, stop: StopControl, endpoint: Endpoint
-) -> None:
-    """Have the broker of the run refuse a device for a while, or name what an operator can do."""
-    if suspend is not None:
-        text = f"floods the broker, which refuses it for {SUSPENDED_S:g} s"
-        group.start_soon(
-            suspend_user, suspend, device, SUSPENDED_S, stop, name=f"run.suspend[{device}]"
-        )
-    elif endpoint.lab is not None:
-        text = f"floods the broker; take it out with: fairbed devices revoke {device}"
-    else:
-        text = "floods the broker; take its user out there"
-    if stop.coordinator is not None:
-        stop.coordinator.note("flood", text, "warning", device)
-
-
-async def suspend_user(suspend: Suspend, user: str, for_s: float, stop: StopControl) -> None:
-    """Have the broker of the run refuse a user for a while; a full disk does not end the run."""
-    try:
-        await suspend(user, for_s)
-    except BrokerError as exc:
-        stop.note("broker", f"it does not refuse {user}: {exc}")
-
-
-def refuse_excess(
-    usage: Mapping[str, Usage],
-    accounts: RunAccounts,
-    suspend: Suspend,
-    group: TaskGroup,
-    stop: StopControl,
-) -> None:
-    """Have the broker of the run refuse each user that keeps too much in its memory."""
-    for user, kept in usage.items():
-        found = parse_user(user)
-        if found is None or user in accounts.suspended:  # a coordinator, or refused already
-            continue
-        name, role = found
-        problem = kept.excess(role)
-        if problem is None:
-            continue
-        subject = "" if role == "device" else f"{role} {name} "
-        text = f"{subject}{problem}; the broker refuses it for {KEPT_S // 60} minutes"
-        stop.note("flood", text, name if role == "device" else None)
-        group.start_soon(suspend_user, suspend, user, KEPT_S, stop, name=f"run.suspend[{user}]")
-
-
-def _audit_of(plan: RunPlan, stop: StopControl) -> Audit:
-    """Return what notes operator commands in the audit log of the lab, if the run has one."""
-    if plan.experiment.broker.url != LAB:
-        return lambda command, operator, answer: None
-    audit = AuditLog(open_lab().audit)
-
-    def note(command: OperatorCommand, operator: str, answer: OperatorAnswer) -> None:
-        verdict = "" if answer.is_accepted else f" (refused: {answer.text})"
-        try:
-            audit.write(
-                "command",
-                at_s=time.time(),
-                name=command.device or "",
-                role="device" if command.device else "",
-                by=f"operator_{operator}",
-                detail=f"{command.line} {plan.run_id}{verdict}",
-            )
-        except LabError as exc:  # a full disk must not end the run
-            stop.note("audit", str(exc))
-
-    return note
-
-
-async def keep_broker(
-    broker: Broker,
-    scope: anyio.CancelScope,
-    stop: StopControl,
-    budget: RestartBudget,
-    on_growth: Callable[[Mapping[str, Usage]], None],
-) -> None:
-    """Restart the broker whenever it dies, also while it starts, until the budget is spent.
-
-    Args:
-        broker: It has been started.
-        scope: Ends this.
-        stop: Of the run.
-        budget: Of the restarts.
-        on_growth: Receives what each user keeps in its memory, whenever that has grown.
-    """
-    with scope:
-        while True:
-            why = await broker.wait(on_growth)
-            stop.note("broker", f"{broker.kind} died and is restarted; {why}")
-            problem = BrokerError(
-                f"{broker.kind}: died {budget.restarts + 1} times without a round with an update "
-                f"in between; see {broker.log}"
-            )
-            is_up = False
-            while not is_up:
-                if not budget.spend():
-                    stop.fail(problem)
-                    return
-                try:
-                    await broker.restart()
-                    is_up = True
-                except BrokerError as exc:
-                    problem = exc
-                    await anyio.sleep(BROKER_RETRY_S)
-
-
-async def enrol_on_demand(
-    broker: Broker, accounts: RunAccounts, folder: Path, scope: anyio.CancelScope, stop: StopControl
-) -> None:
-    """Let the broker accept each user that `fairbed enroll NAME --run` adds to the folder."""
-    problem = ""
-    with scope:
-        while True:
-            users = await anyio.to_thread.run_sync(enrolled_users, folder)
-            new = [user for user in users if user not in accounts]
-            try:
-                await broker.enrol(new)
-                problem = ""
-            except BrokerError as exc:  # tried again until the disk has space
-                if str(exc) != problem:
-                    stop.note("broker", str(exc))
-                problem = str(exc)
-            await anyio.sleep(ENROL_POLL_S)
 
 
 def _clean_up(folder: Path, is_new: bool, end: str) -> None:
@@ -973,6 +643,7 @@ def _load(
     plan: RunPlan, names: list[str], attacks: list[Attack | None]
 ) -> tuple[FleetData, Artifact]:
     experiment = plan.experiment
+    stays = named_broker(experiment.broker.url)
     seed = experiment.seed_for("data")
     dataset = load_examples(experiment, os.environ)
     data = FleetData(
@@ -982,7 +653,7 @@ def _load(
         seed=seed,
         names=names if plan.knows_fleet else (),
         planned=names,
-        earlier_names=earlier_names if plan.experiment.broker.url == LAB else no_earlier_names,
+        earlier_names=no_earlier_names if stays is None else stays.earlier_names,
         assignments=StoredShards.read(plan.folder),
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),

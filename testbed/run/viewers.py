@@ -1,4 +1,7 @@
-"""Starts the relay of a run when a viewer on another machine asks for rows, and ends it."""
+"""Starts the relay of a run when a viewer on another machine asks for rows, and ends it.
+
+The relay is the part `relay` of a room: a module that runs as a process.
+"""
 
 import subprocess
 import sys
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-RELAY = "fairbed.testbed.remote.relay"
+from fairbed.testbed import rooms
 
 RESTART_S = 5.0
 """Shortest time between the end of a relay and the start of the next one."""
@@ -18,10 +21,16 @@ END_S = 8.0
 
 
 @asynccontextmanager
-async def relay_on_demand(folder: Path) -> AsyncIterator[Callable[[], None]]:
+async def relay_on_demand(
+    folder: Path, note: Callable[[str, str], None]
+) -> AsyncIterator[Callable[[], None]]:
     """Yield a function that starts the relay of the run in `folder`, unless it runs already.
 
     At the end of the context the relay sends the last rows to viewers that ask, in `END_S`.
+
+    Args:
+        folder: Folder of the run.
+        note: Records kind and text of an event.
     """
     wanted = anyio.Event()
 
@@ -32,8 +41,12 @@ async def relay_on_demand(folder: Path) -> AsyncIterator[Callable[[], None]]:
         nonlocal wanted
         while True:
             await wanted.wait()
+            relay = next(rooms.named("relay"), None)
+            if relay is None:
+                note("viewer", rooms.lacking("a viewer", rooms.absent("seams", "relay")))
+                return
             process = await anyio.open_process(
-                [sys.executable, "-m", RELAY, str(folder)],
+                [sys.executable, "-m", relay, str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C ends the run, and the run ends the relay

@@ -19,7 +19,7 @@ import textual_serve
 from aiohttp import WSMsgType, web
 
 from fairbed.testbed.errors import UsageError
-from fairbed.testbed.lab.folder import default_address
+from fairbed.testbed.host.loopback import default_address
 from fairbed.testbed.web.access import Access
 from fairbed.testbed.web.session import END_S, Cells, FromPage, Ping, Session
 from fairbed.wire.printable import Printable, printable

@@ -8,7 +8,6 @@ It reads packets `D` and `M`. The page is `textual.js` of textual-serve, which s
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
@@ -245,11 +244,6 @@ def _bounded(size: Cells) -> Cells:
 
 
 WEB_DRIVER = "fairbed.testbed.web.driver:WholePacketDriver"
-
-
-def is_web_child() -> bool:
-    """Return whether this process shows its screen in a page."""
-    return os.environ.get("TEXTUAL_DRIVER") == WEB_DRIVER and not sys.stdout.isatty()
 
 
 def _environment(environ: Mapping[str, str], size: Cells) -> dict[str, str]:

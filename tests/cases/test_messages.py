@@ -22,9 +22,9 @@ from fairbed.device_agent.doctor import network_findings
 from fairbed.device_agent.errors import ConfigError
 from fairbed.device_agent.installed import agent_version
 from fairbed.profiles.load import check
-from fairbed.testbed.cli.devices import install_line
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.errors import LabError
+from fairbed.testbed.lab.cli_devices import install_line
 from fairbed.testbed.lab.folder import lab_option
 from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.wheelhouse import fill

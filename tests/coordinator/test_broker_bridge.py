@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.testbed.broker.configuration import Listener, mosquitto_conf, mosquitto_hash
 from fairbed.testbed.host.broker_process import BrokerProcess, find_mosquitto
-from fairbed.testbed.lab.brokers import Listener, mosquitto_conf, mosquitto_hash
 from fairbed.wire.transport.base import Transport, Will
 from fairbed.wire.transport.client import MqttTransport
 from tests import needs

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.testbed.broker.configuration import Cluster, Listener, nats_conf
 from fairbed.testbed.host.broker_process import BrokerProcess, find_nats
-from fairbed.testbed.lab.brokers import Cluster, Listener, nats_conf
 from fairbed.wire.codec import decode
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import Grant

@@ -18,10 +18,11 @@ import anyio.to_thread
 import psutil
 import pytest
 
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES
+from fairbed.testbed.broker.run_accounts import RunAccounts, enrol_user, enrolled_users, password_of
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host import broker_process
 from fairbed.testbed.host.broker_usage import MAX_SESSIONS, MAX_SUBSCRIPTIONS
-from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     Broker,
     BrokerKind,
@@ -29,9 +30,8 @@ from fairbed.testbed.run.broker import (
     find_broker,
     start_broker,
 )
+from fairbed.testbed.run.run_broker import RestartBudget, keep_broker, refuse_excess
 from fairbed.testbed.run.stopping import StopControl
-from fairbed.testbed.run.supervisor import RestartBudget, keep_broker, refuse_excess
-from fairbed.testbed.run_accounts import RunAccounts, enrol_user, enrolled_users, password_of
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import with_login
 from tests.testbed.lab.raw_client import Closed, Login, RawClient

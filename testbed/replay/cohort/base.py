@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from msgspec import structs
@@ -10,9 +10,12 @@ from msgspec import structs
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.device_agent.local_training import GuardedRule
 from fairbed.testbed.errors import HostLostError
-from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.messages import LOCAL_RULES_GROUP, Hyperparameters
 from fairbed.wire.plugins import registered
+
+if TYPE_CHECKING:
+    from fairbed.testbed.replay.cohort.shards import DividedData, Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,18 @@ class HelperPool(Protocol):
 
     def close(self) -> None:
         """End all processes."""
+        ...
+
+
+class CohortHelpers(Protocol):
+    """Hosts that train a part of each cohort of a replay."""
+
+    def dense(self, spec: TaskSpec, shards: "Shards") -> HelperPool:
+        """Return the processes that train dense models on the data of a fleet."""
+        ...
+
+    def device(self, artifact: Artifact, data: "DividedData") -> HelperPool:
+        """Return the processes that train any model on the data of a fleet."""
         ...
 
 

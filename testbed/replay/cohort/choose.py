@@ -2,20 +2,16 @@
 
 import ctypes
 import importlib.util
-from typing import TYPE_CHECKING
 
 from fairbed.coordinator.task.catalogue import make_module
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
-from fairbed.testbed.replay.cohort.base import Trainer
+from fairbed.testbed.replay.cohort.base import CohortHelpers, Trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import DividedData, Shards
 from fairbed.testbed.run.evaluation import check_fit
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.models import freeze_statistics
-
-if TYPE_CHECKING:
-    from fairbed.testbed.cluster.connection import Cluster
 
 CUDA_DRIVER = "libcuda.so.1"
 """Loaded to check for a GPU before torch is imported, which takes about a second."""
@@ -26,26 +22,24 @@ def make_trainer(
     data: DividedData,
     engine: CohortEngine = "auto",
     threads: int = 1,
-    cluster: "Cluster | None" = None,
+    helpers: CohortHelpers | None = None,
 ) -> Trainer:
     """Return a trainer of cohorts for a model on the data of a fleet.
 
     `auto` takes batched matrix products for softmax and mlp, torch for other models if there is a
     GPU, and else the devices' own engine (docs/decisions/0011-a-cohort-trains-in-cache.md).
-    With a cluster, processes on its hosts train beside this one in place of `threads`.
+    With helpers, processes on other hosts train beside this one in place of `threads`.
 
     Raises:
         ExperimentError: `engine` cannot train this model, or torch is not installed.
         DatasetError: Model and data do not fit.
         EngineError: The engine cannot run the task.
     """
-    if cluster is not None:
-        from fairbed.testbed.replay.cohort.cluster_pool import dense_pool, device_pool
     spec = artifact.spec
     check_fit(data.dataset, spec)
     shards = Shards(data, spec.x_shape)
     if engine == "auto":
-        engine = _best(artifact, has_cluster=cluster is not None)
+        engine = _best(artifact, has_helpers=helpers is not None)
     if engine == "batched":
         if spec.model not in FLAT_MODELS:
             raise ExperimentError(
@@ -55,14 +49,14 @@ def make_trainer(
         # threadpoolctl inspects every library of the process, which only training needs.
         from fairbed.testbed.replay.cohort.dense import DenseTrainer
 
-        pool = None if cluster is None else dense_pool(cluster, spec, shards)
+        pool = None if helpers is None else helpers.dense(spec, shards)
         return DenseTrainer(spec, shards, threads, pool)
     if engine == "device":
-        if cluster is None:
+        if helpers is None:
             return DeviceTrainer(artifact, shards, threads)
-        pool = device_pool(cluster, artifact, data)
+        pool = helpers.device(artifact, data)
         return DeviceTrainer(artifact, shards, threads, pool=pool)
-    if cluster is not None:
+    if helpers is not None:
         raise ExperimentError(
             "replay.engine: must be auto, batched or device on a cluster, got torch; change it, or "
             "leave --cluster out"
@@ -70,10 +64,10 @@ def make_trainer(
     return _torch(artifact, shards)
 
 
-def _best(artifact: Artifact, *, has_cluster: bool) -> CohortEngine:
+def _best(artifact: Artifact, *, has_helpers: bool) -> CohortEngine:
     if artifact.spec.model in FLAT_MODELS:
         return "batched"
-    if has_cluster or _not_vectorised(artifact) or not _has_gpu():
+    if has_helpers or _not_vectorised(artifact) or not _has_gpu():
         return "device"
     return "torch"
 

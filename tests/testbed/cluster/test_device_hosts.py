@@ -15,6 +15,7 @@ import pytest
 from fairbed.testbed.api.planning import plan_run
 from fairbed.testbed.backends.base import Conditions, DeviceSpec
 from fairbed.testbed.cluster import host_supervisor
+from fairbed.testbed.cluster.api import EmulatingHosts
 from fairbed.testbed.cluster.device_hosts import (
     DeviceHost,
     DeviceHosts,
@@ -26,12 +27,8 @@ from fairbed.testbed.cluster.host_supervisor import FENCE_S, FleetPart, HostSupe
 from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.emulation.placement import HostRoom
 from fairbed.testbed.errors import BackendError, ClusterError, UsageError
-from fairbed.testbed.run.supervisor import url_for_devices
-from fairbed.testbed.run_folder import Endpoint
-from fairbed.wire.transport.address import parse_url
 from tests.processes import is_gone
 from tests.testbed.cluster.test_hosts_backend import FakeHost, hosts_of
-from tests.testbed.lab.labs import make_lab
 from tests.testbed.small_run import wait_until
 
 DAY_S = 86_400.0
@@ -152,20 +149,6 @@ def test_devices_of_a_host_check_the_certificate_of_the_broker(supervisor: HostS
     wait_until(lambda: b"cafile" in supervisor.logs()["pi-1.log"], f"the problem in {log!r}")
 
 
-def test_devices_on_hosts_reach_a_lab_at_its_tls_listener(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab = make_lab(tmp_path / "lab")
-    beyond = DeviceHosts("10.0.0.1", hosts_of(FakeHost("a"), FakeHost("b")).hosts)
-    plan = planned(tmp_path, beyond, broker__url="lab")
-    endpoint = Endpoint(url="mqtt://coordinator@127.0.0.1:1", tenant="main", lab=str(lab.folder))
-    address = parse_url(url_for_devices(plan, endpoint))
-    assert (address.host, address.port, address.is_tls) == ("10.0.0.1", lab.settings.port, True)
-    assert (address.server_name, address.cafile) == ("127.0.0.1", str(lab.ca))
-    here = replace(plan, hosts=None)
-    assert url_for_devices(here, endpoint) == endpoint.url
-
-
 def test_a_host_lacks_a_module_or_has_another_one(supervisor: HostSupervisor) -> None:
     sources = {"nowhere:Rule": b"", "json.decoder:JSONDecoder": b"another"}
     assert supervisor.differing(sources) == list(sources)
@@ -239,9 +222,10 @@ EXPERIMENT = {
 }
 
 
-def planned(folder: Path, hosts: DeviceHosts, **settings: Any) -> Any:
+def planned(folder: Path, devices: DeviceHosts, **settings: Any) -> Any:
     changes = {key.replace("__", "."): value for key, value in settings.items()}
     is_plain = changes.pop("is_plain", False)
+    hosts = EmulatingHosts(devices)
     return plan_run(
         EXPERIMENT, settings=changes, out=folder / "run", hosts=hosts, is_plain=is_plain
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbed.testbed.compare.cluster_pool import SCRATCH
+from fairbed.testbed.cluster.cell_pool import SCRATCH
 from tests.processes import end
 from tests.testbed.cluster.nodes import Node, Nodes, ray_nodes
 

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.lab.brokers import (
+from fairbed.testbed.broker.configuration import (
     Cluster,
     Listener,
-    emqx_acl,
-    generic_rules,
     mosquitto_acl,
     mosquitto_conf,
     mosquitto_hash,
@@ -22,7 +20,8 @@ from fairbed.testbed.lab.brokers import (
     nats_conf,
     nats_users,
 )
-from fairbed.testbed.lab.permissions import Role, permissions
+from fairbed.testbed.broker.permissions import Role, permissions
+from fairbed.testbed.lab.other_brokers import emqx_acl, generic_rules
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.client import matches
 

@@ -26,10 +26,10 @@ from _pytest.mark import ParameterSet
 
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.process import client_id
-from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES, mosquitto_hash
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES, mosquitto_hash
+from fairbed.testbed.broker.permissions import Role, permissions, user_of
 from fairbed.testbed.lab.folder import Lab, write_private
-from fairbed.testbed.lab.identities import Identities, user_of
-from fairbed.testbed.lab.permissions import Role, permissions
+from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.service import configuration_of, write_configuration
 from fairbed.testbed.run.broker import find_broker
 from fairbed.wire.messages import MAX_CHUNK_BYTES

@@ -11,10 +11,10 @@ import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.tables import CommandRow
+from fairbed.testbed.broker.permissions import Role, user_of
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.lab.folder import Lab, LabBroker
-from fairbed.testbed.lab.identities import Identities, user_of
-from fairbed.testbed.lab.permissions import Role
+from fairbed.testbed.lab.identities import Identities
 from fairbed.testbed.lab.service import pid_of_broker
 from fairbed.testbed.remote import viewer as viewer_module
 from fairbed.testbed.remote.viewer import followed, parse_target

@@ -13,10 +13,11 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.replication import Replica, RowSource
 from fairbed.coordinator.tui.view import banner_lines
+from fairbed.testbed.cli.elsewhere import is_elsewhere
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.remote import viewer as viewer_module
 from fairbed.testbed.remote.relay import Relay, serve
-from fairbed.testbed.remote.viewer import Target, Viewer, is_target, parse_target
+from fairbed.testbed.remote.viewer import Target, Viewer, parse_target
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import innermost
 from fairbed.wire.messages import CoordinatorStatus, RowsPart
@@ -266,7 +267,7 @@ def test_an_address_names_tenant_and_viewer() -> None:
 def test_the_file_of_an_enrolled_person_is_an_address(tmp_path: Path) -> None:
     path = tmp_path / "viewer-alice.toml"
     path.write_text('broker_url = "mqtts://viewer_alice:hush@lab"\nrole = "viewer"\n')
-    assert is_target(str(path))
+    assert is_elsewhere(str(path))
     assert parse_target(str(path)).viewer == "alice"
     path.write_text("rounds = 3\n")
     with pytest.raises(UsageError, match="must be the file of an enrolled viewer"):

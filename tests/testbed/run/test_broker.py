@@ -14,9 +14,9 @@ import anyio
 import psutil
 import pytest
 
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host import broker_process
-from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     Broker,
     BrokerKind,

@@ -10,17 +10,17 @@ import pytest
 
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator
+from fairbed.testbed.broker.run_accounts import RunAccounts, enrol_user
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.run.broker import Broker
-from fairbed.testbed.run.stopping import StopControl
-from fairbed.testbed.run.supervisor import (
+from fairbed.testbed.run.run_broker import (
     BROKER_RESTARTS,
     RestartBudget,
     enrol_on_demand,
     keep_broker,
     suspend_user,
 )
-from fairbed.testbed.run_accounts import RunAccounts, enrol_user
+from fairbed.testbed.run.stopping import StopControl
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 

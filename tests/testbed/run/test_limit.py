@@ -9,8 +9,8 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.lab.brokers import MAX_PACKET_BYTES
 from fairbed.testbed.run.broker import (
     CHUNK_SIZES,
     BrokerKind,

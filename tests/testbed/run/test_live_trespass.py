@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.store import RunReader
+from fairbed.testbed.broker.run_accounts import password_of
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.run_accounts import password_of
 from fairbed.testbed.run_folder import ENDPOINT_FILE, read_endpoint
 from fairbed.wire.codec import decode_to_device, encode
 from fairbed.wire.messages import CoordinatorStatus, OperatorCommand, Refuse

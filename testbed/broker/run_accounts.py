@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairbed.testbed.lab.brokers import mosquitto_hash
-from fairbed.testbed.lab.identities import COORDINATOR, OPERATOR, user_of
-from fairbed.testbed.lab.permissions import Role
+from fairbed.testbed.broker.configuration import mosquitto_hash
+from fairbed.testbed.broker.permissions import COORDINATOR, OPERATOR, Role, user_of
 from fairbed.testbed.run_folder import ENROLLED, Endpoint
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.transport.address import with_login

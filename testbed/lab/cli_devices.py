@@ -1,28 +1,19 @@
-"""`fairbed enroll` and `fairbed devices`: enrol, list, rename and revoke the devices of a lab.
-
-`fairbed enroll --run RUN`, or without a lab, prints the command of an agent for a live run with a
-broker of its own.
-"""
+"""`fairbed enroll` at a lab, and `fairbed devices`: enrol, list, rename and revoke its devices."""
 
 import argparse
 import getpass
-import shlex
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-import anyio
 import msgspec
 from msgspec import Struct
 
-from fairbed.coordinator.store import RunNotFoundError, StoreError
-from fairbed.coordinator.store.runs import LATEST
 from fairbed.device_agent.installed import agent_version
+from fairbed.testbed.broker.permissions import COORDINATOR, OPERATOR, Role, user_of
 from fairbed.testbed.cli import DONE
-from fairbed.testbed.cli.runs import live_endpoint
-from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
+from fairbed.testbed.errors import LabError, RunError, UsageError
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.folder import (
     SETTINGS_FILE,
@@ -33,21 +24,15 @@ from fairbed.testbed.lab.folder import (
     server_addresses,
 )
 from fairbed.testbed.lab.identities import (
-    COORDINATOR,
     LAB_SERVICE,
-    OPERATOR,
     Contact,
     Identities,
     Identity,
     require_packages,
-    user_of,
 )
-from fairbed.testbed.lab.permissions import Role
 from fairbed.testbed.lab.service import has_account, running_pid
-from fairbed.testbed.run.broker import enrol_in_run
 from fairbed.wire.messages import is_device_name
 from fairbed.wire.text import NotText, text_of
-from fairbed.wire.transport.address import PASSWORD_VARIABLE, parse_url, without_password
 
 MAX_MINUTES = 7 * 24 * 60
 """Longest life of a token: a week, for boards that are set up elsewhere."""
@@ -59,17 +44,24 @@ APPLY_S = 5.0
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run `fairbed enroll` or `fairbed devices`; return the exit code."""
-    if options.command == "devices":
-        require_packages()
-        return {"list": _list, "rename": _rename, "revoke": _revoke, None: _list}[options.action](
-            options
-        )
-    has_lab = (find_lab(options.lab) / SETTINGS_FILE).exists()
-    if options.run is not None or (not has_lab and options.lab is None):
-        return _enrol_in_run(options)
+    """Run `fairbed devices`; return the exit code."""
     require_packages()
-    return _enrol(options)
+    actions = {"list": _list, "rename": _rename, "revoke": _revoke, None: _list}
+    return actions[options.action](options)
+
+
+def enroll(options: argparse.Namespace) -> int | None:
+    """Enrol at the lab; None if there is none, or the device joins a run with its own broker."""
+    has_lab = (find_lab(options.lab) / SETTINGS_FILE).exists()
+    if options.run is None and (has_lab or options.lab is not None):
+        require_packages()
+        return _enrol(options)
+    if options.all is not None:
+        raise UsageError(
+            "--all: must be for a lab, got a live run; give it one NAME, or make a lab, which "
+            "enrols any number of devices once: fairbed lab init"
+        )
+    return None
 
 
 # Enrolment ----------------------------------------------------------------------------------------
@@ -261,64 +253,6 @@ def _print_notes(lab: Lab, invitations: Sequence[Invitation], minutes: float) ->
             f"{lab_option(lab.folder)}",
             file=sys.stderr,
         )
-
-
-def _enrol_in_run(options: argparse.Namespace) -> int:
-    """Print the command of an agent, or of a viewer, for a live run with a broker of its own."""
-    if len(options.names) != 1 or options.all is not None:
-        raise UsageError(
-            "enroll: needs one NAME for a live run; or make a lab, which enrols any number of "
-            "devices once: fairbed lab init"
-        )
-    (name,) = options.names
-    if not is_device_name(name):
-        raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}")
-    try:
-        info, endpoint = live_endpoint(options.runs, options.run or LATEST)
-    except RunNotFoundError as exc:
-        raise UsageError(
-            f"{exc}; or make a lab for devices that serve every run: fairbed lab init"
-        ) from exc
-    except StoreError as exc:
-        raise RunError(str(exc)) from exc
-    if endpoint.lab is not None:
-        raise UsageError(
-            f"--run: must have a broker of its own, got a run of the lab {endpoint.lab}; leave "
-            f"--run out: fairbed enroll {name}"
-        )
-    try:
-        url = anyio.run(enrol_in_run, info.folder, endpoint, name, options.role)
-    except (BrokerError, OSError) as exc:
-        raise RunError(f"enroll: {exc}") from exc
-    for any_address in ("0.0.0.0", "[::]"):
-        url = url.replace(f"@{any_address}:", f"@{_own_address()}:")
-    password = parse_url(url).password
-    secret = "" if password is None else f"{PASSWORD_VARIABLE}={shlex.quote(password)} "
-    shown = without_password(url)
-    if options.role == "device":
-        tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
-        command = f"device-agent --broker {shlex.quote(shown)} --name {name}{tenant}"
-    else:
-        path = "" if endpoint.tenant == "main" else f"/{endpoint.tenant}"
-        command = f"fairbed watch {shlex.quote(shown + path)}"
-    print(secret + command)  # in the environment, because others can read arguments
-    if options.role == "device" and endpoint.host in ("127.0.0.1", "::1", "localhost"):
-        print(
-            "only devices on this machine can join: the broker listens on loopback; for real "
-            "devices make a lab: fairbed lab init",
-            file=sys.stderr,
-        )
-    return DONE
-
-
-def _own_address() -> str:
-    """Return this machine's address on its default route; no packet is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 of RFC 5737; no host has this address
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
 
 
 # Devices ------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The notifier: the process that sends messages about one run, by a command or a webhook.
 
-It reads `testbed.run.notify` lines. If they end before the run has, the process of the run was
+It reads `testbed.notify.notify` lines. If they end before the run has, the process of the run was
 killed: that is a failure, too.
 """
 
@@ -26,8 +26,8 @@ from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_table import counted_rate, guarantee, is_kept
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError
-from fairbed.testbed.experiment.notify import NotifySettings, Occasion
-from fairbed.testbed.run.notify import AlertSeen, Answer, RunEnded, Start
+from fairbed.testbed.notify.notify import AlertSeen, Answer, RunEnded, Start
+from fairbed.testbed.notify.settings import NotifySettings, Occasion
 from fairbed.wire.console import print_line
 from fairbed.wire.printable import printable
 from fairbed.wire.transport.address import is_loopback
@@ -293,7 +293,7 @@ def serve(lines: Iterator[bytes], answers: IO[bytes]) -> None:
     """Send messages for the lines of a run until they end.
 
     Args:
-        lines: Of `testbed.run.notify`.
+        lines: Of `testbed.notify.notify`.
         answers: Receives one line for each message.
     """
     start = msgspec.json.decode(next(lines), type=Start)

@@ -6,9 +6,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from fairbed.testbed.lab import emulated_identities
+from fairbed.testbed.lab.emulated_identities import enrolled_task_key, watch_identities
 from fairbed.testbed.lab.identities import Identities
-from fairbed.testbed.run import emulated_identities
-from fairbed.testbed.run.emulated_identities import enrolled_task_key, watch_identities
 from tests.testbed.lab.labs import make_lab
 
 DAY_S = 86_400.0

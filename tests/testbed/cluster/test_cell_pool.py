@@ -3,15 +3,15 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import msgspec
 import pytest
 
-from fairbed.testbed.cluster.hosts import Host
-from fairbed.testbed.compare import cluster_pool
-from fairbed.testbed.compare.cell import CellOutcome, CellResult, state_of
-from fairbed.testbed.compare.cluster_pool import (
+from fairbed.testbed.cluster import cell_pool
+from fairbed.testbed.cluster.api import ReplayingHosts
+from fairbed.testbed.cluster.cell_pool import (
     MAX_TRIES,
     SCRATCH,
     CellPool,
@@ -20,6 +20,8 @@ from fairbed.testbed.compare.cluster_pool import (
     read_files,
     write_files,
 )
+from fairbed.testbed.cluster.hosts import Host
+from fairbed.testbed.compare.cell import CellOutcome, CellResult, state_of
 from fairbed.testbed.compare.grid import Grid, make_grid
 from fairbed.testbed.compare.measures import MACHINE_TIME
 from fairbed.testbed.compare.needed_files import NeededFile
@@ -27,6 +29,9 @@ from fairbed.testbed.compare.pool import run_cells, run_cells_here
 from fairbed.testbed.compare.worker import CellJob
 from fairbed.testbed.errors import ClusterError, HostLostError
 from tests.testbed.cluster.fake import FakeCluster
+
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.connection import Cluster
 
 FLEET = [{"model": "linear", "name": "one", "count": 4, "theta": [1.0, 1.0, 0.1]}]
 
@@ -78,7 +83,7 @@ def run_on(
             jobs,
             report,
             handles_signals=False,
-            cluster=cluster,  # type: ignore[arg-type]  # it has the same methods
+            hosts=ReplayingHosts(cast("Cluster", cluster)),
             note=note,
         )
 
@@ -190,7 +195,7 @@ def test_a_failed_cell_names_its_own_folder(tmp_path: Path) -> None:
     job = CellJob(run_id="x", folder=str(folder), experiment=cell.experiment)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            cluster_pool, "run_job", lambda job: CellOutcome(problem=f"{job.folder}: is full")
+            cell_pool, "run_job", lambda job: CellOutcome(problem=f"{job.folder}: is full")
         )
         answer, files = CellRunner().run(job, {})
     assert (answer, files) == (
@@ -243,7 +248,7 @@ def test_a_host_that_lacks_a_file_is_refused() -> None:
 def test_a_pool_reports_a_host_without_a_free_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_pool, "BUSY_S", 0.0)
+    monkeypatch.setattr(cell_pool, "BUSY_S", 0.0)
     cluster, noted = FakeCluster(1), threading.Event()
 
     def begin_after_the_line(host: Host, method: str) -> None:

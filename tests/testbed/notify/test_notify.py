@@ -18,15 +18,8 @@ import pytest
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
-from fairbed.testbed.experiment.notify import (
-    NotifyConfig,
-    NotifyError,
-    NotifySettings,
-    address_problem,
-    notify_settings,
-)
-from fairbed.testbed.run.notifier import (
+from fairbed.testbed.experiment.file import ExperimentError, parse_experiment
+from fairbed.testbed.notify.notifier import (
     ALERT_PAUSE_S,
     AlertLimit,
     Notification,
@@ -36,7 +29,15 @@ from fairbed.testbed.run.notifier import (
     send,
     serve,
 )
-from fairbed.testbed.run.notify import AlertSeen, Notifier, RunEnded, Start, notifying
+from fairbed.testbed.notify.notify import AlertSeen, Notifier, NotifyWatcher, RunEnded, Start
+from fairbed.testbed.notify.settings import (
+    NotifyConfig,
+    NotifyError,
+    NotifySettings,
+    address_problem,
+    notify_settings,
+)
+from fairbed.testbed.run.watchers import watching
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.testbed.small_run import running, wait_until
 
@@ -88,8 +89,10 @@ def test_an_experiment_has_no_address_and_its_error_shows_none() -> None:
 
 
 def test_messages_do_not_make_another_experiment() -> None:
-    config = NotifyConfig(command=("true",), on=("alert",))
-    assert Experiment(name="x", notify=config).hash() == Experiment(name="x").hash()
+    section = {"command": ["true"], "on": ["alert"]}
+    notified = parse_experiment({"name": "x", "notify": section}, "x.toml")
+    assert notified.room_tables["notify"].on == ("alert",)
+    assert notified.hash() == parse_experiment({"name": "x"}, "x.toml").hash()
 
 
 def test_the_address_is_read_from_the_environment_or_a_file(tmp_path: Path) -> None:
@@ -387,7 +390,8 @@ def test_a_notifier_that_hangs_delays_the_end_by_its_time_limit(tmp_path: Path) 
 
 def test_a_replay_sends_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    with notifying(settings(command=recorder(out)), fake_run(tmp_path / "demo-1", rounds=1)):
+    watchers = [NotifyWatcher(settings(command=recorder(out)))]
+    with watching(watchers, fake_run(tmp_path / "demo-1", rounds=1)):
         assert not out.exists()
     assert json.loads(out.read_text())[0]["status"] == "done"
     own = tmp_path / "notify.toml"

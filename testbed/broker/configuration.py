@@ -2,7 +2,7 @@
 
 mosquitto and the NATS server read these files again on SIGHUP, and close the connections of users
 that are no longer listed. They must be replaced atomically: without its password file mosquitto
-accepts any password. For other brokers there are rules to copy.
+accepts any password.
 """
 
 import base64
@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fairbed.testbed.broker.permissions import Account, Permissions, permissions
 from fairbed.testbed.host.broker_usage import KEPT_S, MAX_SUBSCRIPTIONS
-from fairbed.testbed.lab.permissions import Account, Permissions, Role, permissions
 
 MAX_PACKET_BYTES = 1 << 20
 """Above Fairbed's largest message (1,000,000 bytes); the default of NATS."""
@@ -242,48 +242,6 @@ def _subjects(topics: Sequence[str]) -> dict[str, list[str]]:
     if not topics:  # an empty list would allow everything
         return {"deny": [">"]}
     return {"allow": [topic.replace("/", ".").replace("+", "*") for topic in topics]}
-
-
-def emqx_acl(accounts: Iterable[Account]) -> str:
-    """Return `acl.conf` of EMQX 5; set `authorization.no_match = deny` beside it."""
-    lines = []
-    for account in accounts:
-        allowed = _permissions(account)
-        for action, topics in (("publish", allowed.publishes), ("subscribe", allowed.reads)):
-            if topics:
-                names = ", ".join(f'"{topic}"' for topic in topics)
-                lines.append(f'{{allow, {{username, "{account.user}"}}, {action}, [{names}]}}.')
-    return "\n".join([*lines, "{deny, all}."]) + "\n"
-
-
-_ROLES: tuple[tuple[Role, str], ...] = (
-    ("device", "NAME"),
-    ("viewer", "viewer_NAME"),
-    ("operator", "operator_NAME"),
-    ("coordinator", "coordinator_NAME"),
-)
-
-
-def generic_rules() -> str:
-    """Return the rules of each role as text, for any other MQTT 3.1.1 or 5 broker."""
-    lines = [
-        "# Rules for an MQTT broker that Fairbed does not configure.",
-        "# NAME is the name of the device or person, TENANT the tenant of the device.",
-        "# Forbid everything else, anonymous clients included; offer TLS 1.2 or newer only.",
-        f"# Accept packets of {MAX_PACKET_BYTES} bytes, retained messages and QoS 1.",
-        "# A user whose password is removed must lose its connection at once.",
-    ]
-    for role, user in _ROLES:
-        allowed = permissions(role, "name", "tenant" if role == "device" else "+")
-        lines += ["", f"{role} (user {user})"]
-        lines += [f"  publish    {_with_marks(topic)}" for topic in allowed.publishes]
-        lines += [f"  subscribe  {_with_marks(topic)}" for topic in allowed.reads]
-    return "\n".join(lines) + "\n"
-
-
-def _with_marks(topic: str) -> str:
-    levels = {"name": "NAME", "tenant": "TENANT"}
-    return "/".join(levels.get(level, level) for level in topic.split("/"))
 
 
 def _permissions(account: Account) -> Permissions:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.testbed.cli.devices import version_problem
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.lab.audit import Audit
 from fairbed.testbed.lab.certificates import key_pin
+from fairbed.testbed.lab.cli_devices import version_problem
 from fairbed.testbed.lab.folder import Lab
 from fairbed.testbed.lab.identities import Identities
 from tests.testbed.lab.labs import make_lab
@@ -180,8 +180,8 @@ def test_without_a_lab_a_live_run_is_needed(
 def test_the_list_names_states_versions_and_dates(
     lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairbed.testbed.cli.devices.running_pid", lambda lab: 1)
-    monkeypatch.setattr("fairbed.testbed.cli.devices.agent_version", lambda: "1.0")
+    monkeypatch.setattr("fairbed.testbed.lab.cli_devices.running_pid", lambda lab: 1)
+    monkeypatch.setattr("fairbed.testbed.lab.cli_devices.agent_version", lambda: "1.0")
     with Identities(lab.database) as identities:
         now = 1_770_000_000.0
         for name, expires_s in (

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
 from fairbed.device_agent.local_training import make_rule
+from fairbed.testbed.cluster.api import TrainingHosts
 from fairbed.testbed.cluster.hosts import Host
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.cohort.base import CohortRule, Trainer
@@ -28,6 +30,9 @@ from tests.testbed.replay.cohort.fleets import (
     start_of,
 )
 
+if TYPE_CHECKING:
+    from fairbed.testbed.cluster.connection import Cluster
+
 NAMES = ["mlp-784-318-10", "cnn-1x8x8-10"]
 """One for each kind of worker: many devices at a time, and one after the other."""
 
@@ -39,9 +44,8 @@ def make() -> Iterator[Callable[..., Trainer]]:
 
     def of(name: str, cluster: FakeCluster | None, engine: str = "auto") -> Trainer:
         recipe = RECIPES[name]
-        made.append(
-            make_trainer(shipped(recipe), fleet_data(recipe), engine, 2, cluster)  # type: ignore[arg-type]  # it has the same methods
-        )
+        helpers = None if cluster is None else TrainingHosts(cast("Cluster", cluster))
+        made.append(make_trainer(shipped(recipe), fleet_data(recipe), engine, 2, helpers))
         return made[-1]
 
     yield of

@@ -1,4 +1,4 @@
-"""The topics that each role may publish and read.
+"""The users of a broker, and the topics that each role may publish and read.
 
 Everything that is not listed is forbidden; a broker's configuration is written from these lists.
 """
@@ -6,9 +6,19 @@ Everything that is not listed is forbidden; a broker's configuration is written 
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from fairbed.wire.topics import ANY, Topics
+from fairbed.wire.topics import ANY, LOCAL_OPERATOR, Topics
 
 Role: TypeAlias = Literal["device", "viewer", "operator", "coordinator"]
+
+COORDINATOR: tuple[str, Role] = ("main", "coordinator")
+"""Identity of the coordinator of each run on this host."""
+OPERATOR: tuple[str, Role] = (LOCAL_OPERATOR, "operator")
+"""Identity of commands on this host: `fairbed stop`, the control room."""
+
+
+def user_of(name: str, role: Role) -> str:
+    """Return the MQTT user name of an identity."""
+    return name if role == "device" else f"{role}_{name}"
 
 
 class Account(Protocol):

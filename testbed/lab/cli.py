@@ -19,20 +19,19 @@ from msgspec import Struct
 
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.errors import BrokerError, LabError, RunError, UsageError
-from fairbed.testbed.host.loopback import free_port
-from fairbed.testbed.lab.brokers import emqx_acl, generic_rules
+from fairbed.testbed.host.loopback import default_address, free_port
 from fairbed.testbed.lab.folder import (
     SETTINGS_FILE,
     Lab,
     LabBroker,
     LabSettings,
-    default_address,
     find_lab,
     init_lab,
     lab_option,
     open_lab,
 )
 from fairbed.testbed.lab.identities import Identities, require_packages
+from fairbed.testbed.lab.other_brokers import emqx_acl, generic_rules
 from fairbed.testbed.lab.service import check_ports, find_program, running_pid, serve_lab
 from fairbed.testbed.lab.systemd import has_unit, install_unit, remove_unit, unit_name
 from fairbed.wire.console import log_lines

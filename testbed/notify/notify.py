@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -17,8 +18,14 @@ import msgspec
 from msgspec import Struct
 
 from fairbed.coordinator.state.alerts import AlertChange
-from fairbed.testbed.experiment.notify import NotifySettings
-from fairbed.wire.console import print_line
+from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.notify.settings import (
+    NotifyConfig,
+    NotifyError,
+    NotifySettings,
+    notify_settings,
+)
 
 
 class Start(Struct, frozen=True, tag="start"):
@@ -51,21 +58,34 @@ class Answer(Struct, frozen=True):
     """The run has ended."""
 
 
-@contextmanager
-def notifying(settings: NotifySettings | None, folder: Path) -> Iterator[None]:
-    """Send a message when the context ends, if there are settings; warn on stderr if it cannot."""
-    if settings is None:
-        yield
-        return
+def watcher(experiment: Experiment, environ: Mapping[str, str]) -> "NotifyWatcher | None":
+    """Return what sends messages about a run; None: nothing does (`run.watchers.MakeWatcher`).
 
-    def warn(problem: str) -> None:
-        print_line(f"warning: not notified: {problem}")
-
-    notifier = Notifier(settings, folder, warn)
+    Raises:
+        UsageError: The command or the address cannot be used.
+    """
+    config = experiment.room_tables.get("notify", NotifyConfig())
     try:
-        yield
-    finally:
-        notifier.end()
+        settings = notify_settings(config, environ)
+    except NotifyError as exc:
+        raise UsageError(str(exc)) from exc
+    return None if settings is None else NotifyWatcher(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyWatcher:
+    """Sends messages about a run; a `testbed.run.watchers.Watcher`."""
+
+    settings: NotifySettings
+
+    @property
+    def stall_alert_s(self) -> float:
+        """Wait for devices after which `stall` is sent, seconds of the run's clock."""
+        return self.settings.stall_alert_s
+
+    def watch(self, folder: Path, on_problem: Callable[[str], None]) -> "Notifier":
+        """Start the notifier of a run."""
+        return Notifier(self.settings, folder, on_problem)
 
 
 class Notifier:
@@ -85,7 +105,7 @@ class Notifier:
         self._is_reported = False
         self._is_answered = threading.Event()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fairbed.testbed.run.notifier"],
+            [sys.executable, "-m", "fairbed.testbed.notify.notifier"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a closed terminal or Ctrl-C must not end it
