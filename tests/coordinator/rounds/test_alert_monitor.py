@@ -1,6 +1,7 @@
 """The conditions of a live run become alerts in its store."""
 
 import re
+from collections.abc import Sized
 from dataclasses import replace
 from pathlib import Path
 
@@ -419,3 +420,17 @@ async def test_a_run_without_alerts_and_reasons_states_it(tmp_path: Path) -> Non
             assert stated == [ALERTS_OFF]
             assert {row.reason for row in reader.selections(1)} == {""}
             assert len(reader.selections(1)) == len(NAMES)
+
+
+async def test_alerts_see_the_end_of_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[tuple[int, int]] = []
+
+    def noted(self: AlertMonitor, round_id: int, exchanges: Sized, rounds_empty: int) -> None:
+        closed.append((round_id, len(exchanges)))
+
+    monkeypatch.setattr(AlertMonitor, "close_round", noted)
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=2))
+    assert closed == [(1, 2), (2, 2)]
