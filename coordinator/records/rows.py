@@ -21,11 +21,11 @@ from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import Observation, Selection
 from fairbed.coordinator.ports import Score
+from fairbed.coordinator.script.round import ClosedRound
 from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, clamped_mu, cold_start
 from fairbed.coordinator.state.round import Round
-from fairbed.coordinator.state.script import ClosedRound
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,

@@ -1,6 +1,6 @@
 """The training loop of a live run: the driver of the rounds' script, round after round.
 
-Start reading at `coordinator.state.script.RoundScript.round`: it is one complete round. What each
+Start reading at `coordinator.script.round.RoundScript.round`: it is one complete round. What each
 of its steps does in a live run is in `TrainingLoop`.
 """
 
@@ -43,11 +43,7 @@ from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.own_data import OwnDataTests
 from fairbed.coordinator.rounds.personal_scores import PersonalScores
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.state.alerts import some
-from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
-from fairbed.coordinator.state.registry import Registry
-from fairbed.coordinator.state.round import Round
-from fairbed.coordinator.state.script import (
+from fairbed.coordinator.script.round import (
     AwaitChange,
     AwaitDevices,
     Close,
@@ -68,7 +64,11 @@ from fairbed.coordinator.state.script import (
     Step,
     first_table,
 )
-from fairbed.coordinator.state.script import Fleet as ObservedFleet
+from fairbed.coordinator.script.round import Fleet as ObservedFleet
+from fairbed.coordinator.state.alerts import some
+from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
+from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.state.waits import Waits
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
@@ -358,7 +358,7 @@ class TrainingLoop:
         self._services.on_progress(progress)
 
     def _at_once(self, current: _OpenRound, step: Instant[Any]) -> Any:
-        """Let happen what takes no time; return what the script is told.
+        """Let happen what takes no time; return the answer.
 
         A plain function, which cannot wait: no event is lost between two tables.
         """
@@ -376,7 +376,7 @@ class TrainingLoop:
         return None
 
     async def _wait_for(self, current: _OpenRound, step: Step[Any]) -> Any:
-        """Let happen what takes time; return what the script is told."""
+        """Let happen what takes time; return the answer."""
         match step:
             case Collect():
                 await self._executor.wait_over(self._table)

@@ -1,6 +1,6 @@
 """The engine of a replay: the rounds of the live coordinator on a virtual clock.
 
-It drives the script of a round (`coordinator.state.script`): a world models the devices, an event
+It drives the script of a round (`coordinator.script.round`): a world models the devices, an event
 heap moves the clock, and what trains does so when a round closes.
 """
 
@@ -19,9 +19,7 @@ from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import Observations, Selection
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.state.exchange import Exchange, ExchangeState
-from fairbed.coordinator.state.round import Round
-from fairbed.coordinator.state.script import (
+from fairbed.coordinator.script.round import (
     AwaitChange,
     AwaitDevices,
     Close,
@@ -42,6 +40,8 @@ from fairbed.coordinator.state.script import (
     Step,
     Train,
 )
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
+from fairbed.coordinator.state.round import Round
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.errors import NoDeviceError
 from fairbed.testbed.replay.engine.claims import Claims
@@ -90,7 +90,7 @@ class ReplayedRound:
     """One round that is over, after its observations were learned."""
 
     closed: ClosedRound
-    """The round as its script tells it."""
+    """The round, as its script closed it."""
     snapshot: FleetSnapshot
     """The fleet at the first selection."""
     started_s: float
@@ -198,7 +198,7 @@ class _OpenRound:
 
 
 class ReplayEngine:
-    """Replays the rounds of an experiment: a driver of `coordinator.state.script`.
+    """Replays the rounds of an experiment: a driver of `coordinator.script.round`.
 
     Args:
         decisions: Decisions of the coordinator, which learn; their configuration ends rounds.
@@ -258,7 +258,7 @@ class ReplayEngine:
             answer = self._answer(current, step)
 
     def _answer(self, current: _OpenRound, step: Step[Any]) -> Any:
-        """Let happen what the script demands; return what it is told."""
+        """Let happen what the script demands; return the answer."""
         match step:
             case Observe():
                 return self._observe(current)
@@ -289,7 +289,8 @@ class ReplayEngine:
                 current.why = why
             case ScorePersonal():
                 self._trained.score_personal()
-            case Evaluate():
+            case _:
+                assert isinstance(step, Evaluate), "every step has a case"
                 current.scores = self._trained.evaluate()
         return None
 
@@ -463,7 +464,7 @@ class ReplayEngine:
                     entry.staleness = entry.aggregated_round = None
 
     def _close(self, current: _OpenRound, closed: ClosedRound, successor: Round) -> None:
-        """Open the next table with the exchanges in flight, and note who took part in this one."""
+        """Open the next table with the exchanges in flight, and note its participants."""
         flight, world = self._in_flight, self.world
         current.exchanges, current.over = flight.dispatched, list(map(flight.of, closed.ended))
         current.lasted_s = flight.clock - current.began

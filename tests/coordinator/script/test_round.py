@@ -1,6 +1,9 @@
 """The script of a round, played by a third driver: an application with a strategy of its own."""
 
+import inspect
 from collections.abc import Sequence
+from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal
 
 import numpy as np
@@ -25,10 +28,7 @@ from fairbed.coordinator.policy.selection import (
     Roster,
     Selection,
 )
-from fairbed.coordinator.state.exchange import ExchangeState
-from fairbed.coordinator.state.loss_query import QueryOutcome
-from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Tick
-from fairbed.coordinator.state.script import (
+from fairbed.coordinator.script.round import (
     OVER,
     AwaitChange,
     AwaitDevices,
@@ -52,6 +52,9 @@ from fairbed.coordinator.state.script import (
     Train,
     first_table,
 )
+from fairbed.coordinator.state.exchange import ExchangeState
+from fairbed.coordinator.state.loss_query import QueryOutcome
+from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Tick
 from tests.coordinator.builders import offer
 from tests.coordinator.lab import make_config
 
@@ -232,6 +235,12 @@ class App:
 def config(rounds: int = 2, per_round: int = 2, **sections: Any) -> CoordinatorConfig:
     selection = SelectionConfig(policy="uniform", per_round=per_round)
     return make_config(rounds, selection=selection, **sections)
+
+
+def test_the_page_of_the_design_shows_the_script() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "design.md").read_text(encoding="utf-8")
+    _, _, body = dedent(inspect.getsource(RoundScript.round)).split('"""')
+    assert dedent(body).strip() in page
 
 
 BARE = [Observe, Dispatch, Collect, Close, Merge, Record, Evaluate]
