@@ -21,13 +21,12 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import SideTraffic
 from fairbed.coordinator.policy.config import CoordinatorConfig, mini_batch_problem
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import Observations
 from fairbed.coordinator.ports import Evaluator, Score
 from fairbed.coordinator.records.rows import (
+    ended_columns,
     exchange_row,
     fleet_rows,
     metric_rows,
-    observation,
     release_row,
     round_row,
     round_times,
@@ -664,13 +663,12 @@ class TrainingLoop:
                 round_id=table.id,
             )
         closed_at = self._event_log.now()
-        observations = [
-            observation(
-                x, self._registry[x.device].row, current.assignment(x).context_before(table.id)
-            )
-            for x in closed.ended
-        ]
-        return Shown(Observations.of(observations), closed_at, self._registry.left())
+        ended = ended_columns(
+            closed.ended,
+            [self._registry[x.device].row for x in closed.ended],
+            [current.assignment(x).context_before(table.id) for x in closed.ended],
+        )
+        return Shown(ended, closed_at, self._registry.left())
 
     async def _record(self, current: _OpenRound, step: Record) -> None:
         """Write the rows and the checkpoint of a round in one transaction."""

@@ -17,8 +17,9 @@ from fairbed.coordinator.algorithms.estimation.base import CONTEXT
 from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
 from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import Observations, Selection
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.ports import Score
+from fairbed.coordinator.script.ended import Ended
 from fairbed.coordinator.script.round import (
     AwaitChange,
     AwaitDevices,
@@ -283,8 +284,7 @@ class ReplayEngine:
             case Close(closed=closed, successor=successor):
                 self._close(current, closed, successor)
             case Merge(closed=closed):
-                observed = _observations(current.over, closed.table.id)
-                return Shown(observed, self._in_flight.now)
+                return Shown(_ended(current.over, closed.table.id), self._in_flight.now)
             case Record(why=why):
                 current.why = why
             case ScorePersonal():
@@ -498,12 +498,12 @@ def _version_batch(group: Sequence[ReplayedExchange]) -> VersionBatch:
     )
 
 
-def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observations:
-    """Return the observations of a round: times of updates that arrived, and bounds of others.
+def _ended(over: Sequence[ReplayedExchange], round_id: int) -> Ended:
+    """Return the exchanges that ended in a round, as columns.
 
     The phases before an offer are also seen of an exchange that did not end.
     """
-    k, is_done = len(over), flags(over, "is_done")
+    is_done = flags(over, "is_done")
     compute_s = reduce(np.add, [column(over, f"{phase}_s") for phase in COMPUTE_PHASES])
     phases_s = np.stack(
         [
@@ -517,30 +517,22 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
     )
     has_offered = is_done | flags(over, "has_trained")
     is_seen = np.stack([has_offered, has_offered, has_offered, is_done, is_done], axis=1)
-    refused = ExchangeState.FAILED, ExchangeState.REJECTED
-    is_wasted = np.array([x.entry.state in refused and not x.fault for x in over], dtype=np.bool_)
-    context = np.full((k, CONTEXT), np.nan)
+    context = np.full((len(over), CONTEXT), np.nan)
     for at, x in enumerate(over):
         if x.round != round_id:
             context[at] = x.context
-    return Observations(
+    states, tau_s = [x.entry.state for x in over], column(over, "tau_s")
+    is_lost = np.array([state is ExchangeState.LOST for state in states], dtype=np.bool_)
+    return Ended(
         rows=np.array([x.row for x in over], dtype=np.int64),
-        tau_s=np.where(is_done, column(over, "tau_s"), np.nan),
+        states=states,
+        is_late=np.array([x.entry.is_late for x in over], dtype=np.bool_),
+        is_trusted=np.array([not x.fault for x in over], dtype=np.bool_),
+        tau_s=tau_s,
         phases_s=np.where(is_seen, phases_s, np.nan),
-        is_aggregated=is_done,
-        timed_out=np.array([x.entry.state is ExchangeState.LATE for x in over], dtype=np.bool_),
+        at_least_s=np.array([x.entry.at_least_s for x in over], dtype=np.float64),
+        wasted_s=np.where(is_lost, np.nan, tau_s),
         loss=column(over, "loss"),
-        at_least_s=np.array([_at_least_s(x) for x in over], dtype=np.float64),
-        context=context,
         was_cold=flags(over, "was_cold"),
-        wasted_s=np.where(is_wasted, column(over, "tau_s"), np.nan),
+        context=context,
     )
-
-
-def _at_least_s(x: ReplayedExchange) -> float:
-    """Return the lower bound of a cancelled exchange's time; NaN if there is none."""
-    entry = x.entry
-    is_bound = entry.state is ExchangeState.CANCELLED or (
-        entry.state is ExchangeState.LATE and entry.is_late
-    )
-    return np.nan if not is_bound or entry.at_least_s is None else entry.at_least_s
