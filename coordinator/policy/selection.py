@@ -1,13 +1,13 @@
 """Data of a selection: losses demanded before it, its cohort, observations after it. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES, Prediction
+from fairbed.coordinator.algorithms.estimation.base import Prediction
 from fairbed.coordinator.algorithms.selection.base import Candidates, Reason, Sample
 
 
@@ -31,80 +31,38 @@ class Roster(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The measurements of one exchange that the selector and the estimator learn from."""
-
-    row: int
-    tau_s: float | None
-    """Measured model exchange time; None if it was not observed or is not valid."""
-    phases_s: tuple[float, ...] | None
-    """Its phases, seconds, in the order of `PHASES`; None, or NaN for one phase: not seen or not
-    valid. Without `tau_s`, those that ended before the exchange was abandoned."""
-    is_aggregated: bool
-    timed_out: bool
-    """The exchange missed the deadline, so it took at least that long."""
-    loss: float | None = None
-    """Mean training loss that the device reports, nats: of the model that it was sent if the
-    aggregation rule needs it, otherwise of its last epoch."""
-    at_least_s: float | None = None
-    """Lower bound of an unknown time, without time in the upload queue."""
-    context: Floats | None = None
-    """Its context at the selection, shape (4,), if that was in an earlier round; None: the context
-    of this round."""
-    was_cold: bool = False
-    """The device claims that it had to load data and session."""
-    wasted_s: float | None = None
-    """Time used by an exchange that gave no update because of the device: it left, fell silent,
-    failed, or sent what was refused. None: another end."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Observations of K exchanges, as columns of shape (K,); NaN stands for None.
+    """What the selector and the estimator learn from K exchanges, as columns of shape (K,).
 
-    A device may occur twice, if one of its exchanges began in an earlier round.
+    NaN: not known. A device may occur twice, if one of its exchanges began in an earlier round.
     """
 
     rows: Ints
     tau_s: Floats
+    """Measured model exchange times; NaN if it was not observed or is not valid."""
     phases_s: Floats
-    """Shape (K, 5)."""
+    """Their phases, seconds, in the order of `PHASES`, shape (K, 5); NaN: not seen or not valid.
+    Without `tau_s`, those that ended before the exchange was abandoned."""
     is_aggregated: Bools
     timed_out: Bools
+    """The exchange missed the deadline, so it took at least that long."""
     loss: Floats
+    """Mean training loss that the device reports, nats: of the model that it was sent if the
+    aggregation rule needs it, otherwise of its last epoch."""
     at_least_s: Floats
+    """Lower bound of an unknown time, without time in the upload queue."""
     context: Floats
-    """Shape (K, 4)."""
+    """Contexts at selections of earlier rounds, shape (K, 4); NaN: the context of this round."""
     was_cold: Bools
+    """The device claims that it had to load data and session."""
     wasted_s: Floats
-
-    @classmethod
-    def of(cls, observations: Sequence[Observation]) -> "Observations":
-        """Return single observations as columns."""
-        no_phases, no_context = (np.nan,) * len(PHASES), (np.nan,) * CONTEXT
-        phases = [no_phases if o.phases_s is None else o.phases_s for o in observations]
-        contexts = [no_context if o.context is None else o.context for o in observations]
-        return cls(
-            rows=np.array([o.row for o in observations], dtype=np.int64),
-            tau_s=_column([o.tau_s for o in observations]),
-            phases_s=np.array(phases, dtype=np.float64).reshape(-1, len(PHASES)),
-            is_aggregated=np.array([o.is_aggregated for o in observations], dtype=np.bool_),
-            timed_out=np.array([o.timed_out for o in observations], dtype=np.bool_),
-            loss=_column([o.loss for o in observations]),
-            at_least_s=_column([o.at_least_s for o in observations]),
-            context=np.array(contexts, dtype=np.float64).reshape(-1, CONTEXT),
-            was_cold=np.array([o.was_cold for o in observations], dtype=np.bool_),
-            wasted_s=_column([o.wasted_s for o in observations]),
-        )
+    """Time used by an exchange that gave no update because of the device: it left, fell silent,
+    failed, or sent what was refused. NaN: another end."""
 
     def __len__(self) -> int:
         """Return K."""
         return len(self.rows)
-
-
-def _column(values: Sequence[float | None]) -> Floats:
-    return np.array(values, dtype=np.float64)  # None becomes NaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES
 from fairbed.coordinator.algorithms.fairness import (
     mean_and_worst10,
     summarise,
@@ -20,13 +21,14 @@ from fairbed.coordinator.algorithms.selection.base import WORDS
 from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import Observation, Selection
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.ports import Score
+from fairbed.coordinator.script.ended import Ended
+from fairbed.coordinator.script.round import ClosedRound
 from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, clamped_mu, cold_start
 from fairbed.coordinator.state.round import Round
-from fairbed.coordinator.state.script import ClosedRound
 from fairbed.coordinator.store.schema import MEASURED, Cells, Columns, accepted
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
@@ -120,9 +122,6 @@ def known_at_selection(device: Device, selection: Selection, now: float) -> Know
         width_s=float(selection.prediction.width_s[device.row]),
     )
 
-
-_CENSORED = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED})
-"""States of exchanges that the coordinator ended, so that their time has a lower bound only."""
 
 _WASTED = frozenset({ExchangeState.LOST, ExchangeState.FAILED, ExchangeState.REJECTED})
 """States of exchanges that gave no update because of the device."""
@@ -224,33 +223,45 @@ def _verdict_on(exchange: Exchange) -> _Verdict:
     return _Verdict(found, contention, invalid)
 
 
-def observation(exchange: Exchange, row: int, context: Floats | None = None) -> Observation:
-    """Return the observation of an exchange for the selector and the estimator.
+def ended_columns(
+    exchanges: Sequence[Exchange], rows: Sequence[int], contexts: Sequence[Floats | None]
+) -> Ended:
+    """Return exchanges that ended, or late ones that are open, as columns.
 
     Args:
-        exchange: An exchange that has ended, or a late one that is open and has no time yet.
-        row: Row of its device.
-        context: Its context at the selection, shape (4,), if that was in an earlier round.
+        exchanges: The exchanges, K of them.
+        rows: Rows of their devices.
+        contexts: Context of each at its selection, shape (4,), if that was in an earlier round.
     """
-    verdict = _verdict_on(exchange)
-    is_valid = not verdict.invalid
-    was_ended_early = exchange.is_late or exchange.state is ExchangeState.CANCELLED
-    is_wasted = exchange.state in _WASTED and not exchange.is_disturbed
-    is_unfinished = (exchange.state in _CENSORED or is_wasted) and not verdict.contention
-    is_bound = is_unfinished and not is_wasted
-    seen_s = seen_phases_s(exchange) if is_bound else None
-    return Observation(
-        row=row,
-        tau_s=exchange.tau_s if is_valid else None,
-        phases_s=verdict.phases_s if is_valid else seen_s,
-        is_aggregated=exchange.state is ExchangeState.DONE,
-        timed_out=exchange.state is ExchangeState.LATE and is_bound,
-        loss=_loss(exchange.offer),
-        at_least_s=exchange.at_least_s if was_ended_early and is_bound else None,
-        context=context,
-        was_cold=exchange.offer is not None and exchange.offer.was_cold,
-        wasted_s=exchange.at_least_s if is_unfinished and is_wasted else None,
+    is_trusted, phases = list[bool](), list[tuple[float, ...]]()
+    for x in exchanges:
+        verdict, is_done = _verdict_on(x), x.state is ExchangeState.DONE
+        is_disturbed = x.state in _WASTED and x.is_disturbed
+        is_trusted.append(not (verdict.invalid if is_done else verdict.contention or is_disturbed))
+        phases.append((verdict.phases_s if is_done else seen_phases_s(x)) or _NO_PHASES)
+    at_least_s = _column([x.at_least_s for x in exchanges])
+    return Ended(
+        rows=np.array(rows, dtype=np.int64),
+        states=[x.state for x in exchanges],
+        is_late=np.array([x.is_late for x in exchanges], dtype=np.bool_),
+        is_trusted=np.array(is_trusted, dtype=np.bool_),
+        tau_s=_column([x.tau_s for x in exchanges]),
+        phases_s=np.array(phases, dtype=np.float64).reshape(-1, len(_NO_PHASES)),
+        at_least_s=at_least_s,
+        wasted_s=at_least_s,
+        loss=_column([_loss(x.offer) for x in exchanges]),
+        was_cold=np.array([x.offer is not None and x.offer.was_cold for x in exchanges], np.bool_),
+        context=np.array(
+            [_NO_CONTEXT if context is None else context for context in contexts]
+        ).reshape(-1, CONTEXT),
     )
+
+
+_NO_PHASES, _NO_CONTEXT = (math.nan,) * len(PHASES), np.full(CONTEXT, np.nan)
+
+
+def _column(values: Sequence[float | None]) -> Floats:
+    return np.array(values, dtype=np.float64)  # None becomes NaN
 
 
 def _loss(offer: Offer | None) -> float | None:

@@ -1,6 +1,6 @@
 """The training loop of a live run: the driver of the rounds' script, round after round.
 
-Start reading at `coordinator.state.script.RoundScript.round`: it is one complete round. What each
+Start reading at `coordinator.script.round.RoundScript.round`: it is one complete round. What each
 of its steps does in a live run is in `TrainingLoop`.
 """
 
@@ -21,13 +21,12 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import SideTraffic
 from fairbed.coordinator.policy.config import CoordinatorConfig, mini_batch_problem
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import Observations
 from fairbed.coordinator.ports import Evaluator, RunWatcher, Score
 from fairbed.coordinator.records.rows import (
+    ended_columns,
     exchange_row,
     fleet_rows,
     metric_rows,
-    observation,
     release_row,
     round_row,
     round_times,
@@ -39,10 +38,7 @@ from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
-from fairbed.coordinator.state.registry import Registry
-from fairbed.coordinator.state.round import Round
-from fairbed.coordinator.state.script import (
+from fairbed.coordinator.script.round import (
     AwaitChange,
     AwaitDevices,
     Close,
@@ -63,7 +59,10 @@ from fairbed.coordinator.state.script import (
     Step,
     first_table,
 )
-from fairbed.coordinator.state.script import Fleet as ObservedFleet
+from fairbed.coordinator.script.round import Fleet as ObservedFleet
+from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
+from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.state.waits import Waits, some
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
@@ -364,7 +363,7 @@ class TrainingLoop:
         self._services.on_progress(progress)
 
     def _at_once(self, current: _OpenRound, step: Instant[Any]) -> Any:
-        """Let happen what takes no time; return what the script is told.
+        """Let happen what takes no time; return the answer.
 
         A plain function, which cannot wait: no event is lost between two tables.
         """
@@ -382,7 +381,7 @@ class TrainingLoop:
         return None
 
     async def _wait_for(self, current: _OpenRound, step: Step[Any]) -> Any:
-        """Let happen what takes time; return what the script is told."""
+        """Let happen what takes time; return the answer."""
         match step:
             case Collect():
                 await self._executor.wait_over(self._table)
@@ -670,13 +669,12 @@ class TrainingLoop:
                 round_id=table.id,
             )
         closed_at = self._event_log.now()
-        observations = [
-            observation(
-                x, self._registry[x.device].row, current.assignment(x).context_before(table.id)
-            )
-            for x in closed.ended
-        ]
-        return Shown(Observations.of(observations), closed_at, self._registry.left())
+        ended = ended_columns(
+            closed.ended,
+            [self._registry[x.device].row for x in closed.ended],
+            [current.assignment(x).context_before(table.id) for x in closed.ended],
+        )
+        return Shown(ended, closed_at, self._registry.left())
 
     async def _record(self, current: _OpenRound, step: Record) -> None:
         """Write the rows and the checkpoint of a round in one transaction."""

@@ -1,6 +1,6 @@
 """Loss queries: requests to evaluate the model on devices before a selection, and their replies.
 
-The script of a round (`state.script`) decides whether the selector needs losses. `LossQueries`
+The script of a round (`script.round`) decides whether the selector needs losses. `LossQueries`
 makes the requests. `LossQueryExecutor` sends them, those of tests after a round included, and feeds
 the replies into the table of the query (`state.loss_query.LossQuery`).
 """

@@ -1,7 +1,14 @@
-"""Small valid messages for the tests of the coordinator."""
+"""Small valid messages and observations for the tests of the coordinator."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES
+from fairbed.coordinator.policy.selection import Observations
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.messages import (
     Capabilities,
@@ -83,3 +90,42 @@ TRAIN = Train(
     needs_loss=False,
     deadline_s=60.0,
 )
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One exchange of `Observations`, with None for NaN."""
+
+    row: int
+    tau_s: float | None
+    phases_s: tuple[float, ...] | None
+    is_aggregated: bool
+    timed_out: bool
+    loss: float | None = None
+    at_least_s: float | None = None
+    context: Floats | None = None
+    was_cold: bool = False
+    wasted_s: float | None = None
+
+
+def observations(seen: Sequence[Observation]) -> Observations:
+    """Return single observations as columns."""
+    no_phases, no_context = (np.nan,) * len(PHASES), (np.nan,) * CONTEXT
+    phases = [no_phases if o.phases_s is None else o.phases_s for o in seen]
+    contexts = [no_context if o.context is None else o.context for o in seen]
+    return Observations(
+        rows=np.array([o.row for o in seen], dtype=np.int64),
+        tau_s=_column([o.tau_s for o in seen]),
+        phases_s=np.array(phases, dtype=np.float64).reshape(-1, len(PHASES)),
+        is_aggregated=np.array([o.is_aggregated for o in seen], dtype=np.bool_),
+        timed_out=np.array([o.timed_out for o in seen], dtype=np.bool_),
+        loss=_column([o.loss for o in seen]),
+        at_least_s=_column([o.at_least_s for o in seen]),
+        context=np.array(contexts, dtype=np.float64).reshape(-1, CONTEXT),
+        was_cold=np.array([o.was_cold for o in seen], dtype=np.bool_),
+        wasted_s=_column([o.wasted_s for o in seen]),
+    )
+
+
+def _column(values: Sequence[float | None]) -> Floats:
+    return np.array(values, dtype=np.float64)  # None becomes NaN

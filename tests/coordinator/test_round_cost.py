@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from fairbed.coordinator.script.round import ReleasedDevices
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.round import (
     AcceptUpdate,
@@ -18,7 +19,6 @@ from fairbed.coordinator.state.round import (
     Tick,
     VerifyUpdate,
 )
-from fairbed.coordinator.state.script import ReleasedDevices
 from tests.coordinator.builders import offer
 from tests.coordinator.state.test_loss_query import reply
 from tests.steps import steps

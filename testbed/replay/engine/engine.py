@@ -1,6 +1,6 @@
 """The engine of a replay: the rounds of the live coordinator on a virtual clock.
 
-It drives the script of a round (`coordinator.state.script`): a world models the devices, an event
+It drives the script of a round (`coordinator.script.round`): a world models the devices, an event
 heap moves the clock, and what trains does so when a round closes.
 """
 
@@ -17,11 +17,10 @@ from fairbed.coordinator.algorithms.estimation.base import CONTEXT
 from fairbed.coordinator.algorithms.estimation.context_check import ContextChange
 from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.policy.selection import Observations, Selection
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.state.exchange import Exchange, ExchangeState
-from fairbed.coordinator.state.round import Round
-from fairbed.coordinator.state.script import (
+from fairbed.coordinator.script.ended import Ended
+from fairbed.coordinator.script.round import (
     AwaitChange,
     AwaitDevices,
     Close,
@@ -42,6 +41,8 @@ from fairbed.coordinator.state.script import (
     Step,
     Train,
 )
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
+from fairbed.coordinator.state.round import Round
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.errors import NoDeviceError
 from fairbed.testbed.replay.engine.claims import Claims
@@ -90,7 +91,7 @@ class ReplayedRound:
     """One round that is over, after its observations were learned."""
 
     closed: ClosedRound
-    """The round as its script tells it."""
+    """The round, as its script closed it."""
     snapshot: FleetSnapshot
     """The fleet at the first selection."""
     started_s: float
@@ -198,7 +199,7 @@ class _OpenRound:
 
 
 class ReplayEngine:
-    """Replays the rounds of an experiment: a driver of `coordinator.state.script`.
+    """Replays the rounds of an experiment: a driver of `coordinator.script.round`.
 
     Args:
         decisions: Decisions of the coordinator, which learn; their configuration ends rounds.
@@ -258,7 +259,7 @@ class ReplayEngine:
             answer = self._answer(current, step)
 
     def _answer(self, current: _OpenRound, step: Step[Any]) -> Any:
-        """Let happen what the script demands; return what it is told."""
+        """Let happen what the script demands; return the answer."""
         match step:
             case Observe():
                 return self._observe(current)
@@ -283,13 +284,13 @@ class ReplayEngine:
             case Close(closed=closed, successor=successor):
                 self._close(current, closed, successor)
             case Merge(closed=closed):
-                observed = _observations(current.over, closed.table.id)
-                return Shown(observed, self._in_flight.now)
+                return Shown(_ended(current.over, closed.table.id), self._in_flight.now)
             case Record(why=why):
                 current.why = why
             case ScorePersonal():
                 self._trained.score_personal()
-            case Evaluate():
+            case _:
+                assert isinstance(step, Evaluate), "every step has a case"
                 current.scores = self._trained.evaluate()
         return None
 
@@ -463,7 +464,7 @@ class ReplayEngine:
                     entry.staleness = entry.aggregated_round = None
 
     def _close(self, current: _OpenRound, closed: ClosedRound, successor: Round) -> None:
-        """Open the next table with the exchanges in flight, and note who took part in this one."""
+        """Open the next table with the exchanges in flight, and note its participants."""
         flight, world = self._in_flight, self.world
         current.exchanges, current.over = flight.dispatched, list(map(flight.of, closed.ended))
         current.lasted_s = flight.clock - current.began
@@ -497,12 +498,12 @@ def _version_batch(group: Sequence[ReplayedExchange]) -> VersionBatch:
     )
 
 
-def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observations:
-    """Return the observations of a round: times of updates that arrived, and bounds of others.
+def _ended(over: Sequence[ReplayedExchange], round_id: int) -> Ended:
+    """Return the exchanges that ended in a round, as columns.
 
     The phases before an offer are also seen of an exchange that did not end.
     """
-    k, is_done = len(over), flags(over, "is_done")
+    is_done = flags(over, "is_done")
     compute_s = reduce(np.add, [column(over, f"{phase}_s") for phase in COMPUTE_PHASES])
     phases_s = np.stack(
         [
@@ -516,30 +517,22 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
     )
     has_offered = is_done | flags(over, "has_trained")
     is_seen = np.stack([has_offered, has_offered, has_offered, is_done, is_done], axis=1)
-    refused = ExchangeState.FAILED, ExchangeState.REJECTED
-    is_wasted = np.array([x.entry.state in refused and not x.fault for x in over], dtype=np.bool_)
-    context = np.full((k, CONTEXT), np.nan)
+    context = np.full((len(over), CONTEXT), np.nan)
     for at, x in enumerate(over):
         if x.round != round_id:
             context[at] = x.context
-    return Observations(
+    states, tau_s = [x.entry.state for x in over], column(over, "tau_s")
+    is_lost = np.array([state is ExchangeState.LOST for state in states], dtype=np.bool_)
+    return Ended(
         rows=np.array([x.row for x in over], dtype=np.int64),
-        tau_s=np.where(is_done, column(over, "tau_s"), np.nan),
+        states=states,
+        is_late=np.array([x.entry.is_late for x in over], dtype=np.bool_),
+        is_trusted=np.array([not x.fault for x in over], dtype=np.bool_),
+        tau_s=tau_s,
         phases_s=np.where(is_seen, phases_s, np.nan),
-        is_aggregated=is_done,
-        timed_out=np.array([x.entry.state is ExchangeState.LATE for x in over], dtype=np.bool_),
+        at_least_s=np.array([x.entry.at_least_s for x in over], dtype=np.float64),
+        wasted_s=np.where(is_lost, np.nan, tau_s),
         loss=column(over, "loss"),
-        at_least_s=np.array([_at_least_s(x) for x in over], dtype=np.float64),
-        context=context,
         was_cold=flags(over, "was_cold"),
-        wasted_s=np.where(is_wasted, column(over, "tau_s"), np.nan),
+        context=context,
     )
-
-
-def _at_least_s(x: ReplayedExchange) -> float:
-    """Return the lower bound of a cancelled exchange's time; NaN if there is none."""
-    entry = x.entry
-    is_bound = entry.state is ExchangeState.CANCELLED or (
-        entry.state is ExchangeState.LATE and entry.is_late
-    )
-    return np.nan if not is_bound or entry.at_least_s is None else entry.at_least_s

@@ -19,6 +19,7 @@ from fairbed.coordinator.algorithms.arrays import Bools
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.records.rows import KnownAtSelection
+from fairbed.coordinator.script.round import first_table
 from fairbed.coordinator.state.exchange import (
     MAX_IN_FLIGHT_BYTES,
     Exchange,
@@ -38,7 +39,6 @@ from fairbed.coordinator.state.round import (
     Tick,
     VerifyUpdate,
 )
-from fairbed.coordinator.state.script import first_table
 from fairbed.testbed.replay.world.phases import PHASES
 from fairbed.testbed.replay.world.world import (
     Exchanges,

@@ -25,14 +25,12 @@ from fairbed.coordinator.policy.config import (
 )
 from fairbed.coordinator.policy.decisions import Decisions, FleetSizeError, make_decisions
 from fairbed.coordinator.policy.selection import (
-    Observation,
-    Observations,
     ReportedLosses,
     SelectionBuilder,
 )
 from fairbed.coordinator.state.registry import Registry
 from fairbed.wire.plugins import PluginError
-from tests.coordinator.builders import context, hello
+from tests.coordinator.builders import Observation, context, hello, observations
 from tests.local_rules import DRIFT, HERE
 
 BOTH_WAYS = (8e6, 8e6)
@@ -74,7 +72,7 @@ def fleet(n: int = 5) -> Registry:
 def observe(made: Decisions, registry: Registry, round_id: int, tau_s: float) -> list[int]:
     selection = made.select(round_id, registry, BOTH_WAYS, now=1.0)
     seen = [Observation(int(row), tau_s + int(row), None, True, False) for row in selection.rows]
-    made.learn(selection, Observations.of(seen))
+    made.learn(selection, observations(seen))
     return [int(row) for row in selection.rows]
 
 
@@ -103,7 +101,7 @@ def test_the_estimator_learns_from_valid_exchanges_only() -> None:
     registry, made = fleet(2), decisions()
     selection = made.select(1, registry, BOTH_WAYS, now=1.0)
     seen = [Observation(0, 4.0, None, True, False), Observation(1, None, None, True, False)]
-    made.learn(selection, Observations.of(seen))
+    made.learn(selection, observations(seen))
     predicted = made.select(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
     assert predicted[0] > 1.0
     assert predicted[1] == 0.0
@@ -113,7 +111,7 @@ def test_a_timeout_counts_as_the_deadline_only_if_configured() -> None:
     for on_timeout, learnt in (("drop", False), ("lower_bound", True)):
         registry, made = fleet(2), decisions(on_timeout=on_timeout)
         selection = made.select(1, registry, BOTH_WAYS, now=1.0)
-        made.learn(selection, Observations.of([Observation(0, None, None, False, True)]))
+        made.learn(selection, observations([Observation(0, None, None, False, True)]))
         predicted = made.select(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert bool(predicted[0] > 5.0) is learnt
 
@@ -125,11 +123,11 @@ def test_a_missed_deadline_lowers_no_prediction(estimator: str) -> None:
     for round_id in range(1, 9):
         selection = made.select(round_id, registry, BOTH_WAYS, now=1.0)
         phases_s = (20.0, 10.0, 20.0, 9.0, 1.0)
-        made.learn(selection, Observations.of([Observation(0, 60.0, phases_s, True, False)]))
+        made.learn(selection, observations([Observation(0, 60.0, phases_s, True, False)]))
     selection = made.select(9, registry, BOTH_WAYS, now=1.0)
     before_s = selection.prediction.tau_hat_s[0]
     assert before_s > 30.0
-    made.learn(selection, Observations.of([Observation(0, None, None, False, True)]))
+    made.learn(selection, observations([Observation(0, None, None, False, True)]))
     after_s = made.select(10, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s[0]
     assert after_s == before_s
 
@@ -161,7 +159,7 @@ def observe_misses(made: Decisions, registry: Registry, round_id: int) -> list[i
     chosen = made.select(round_id, registry, BOTH_WAYS, now=1.0)
     rows: list[int] = chosen.rows.tolist()
     seen = [Observation(n, 2.0 if n else None, None, n != 0, n == 0) for n in rows]
-    made.learn(chosen, Observations.of(seen))
+    made.learn(chosen, observations(seen))
     return rows
 
 
@@ -175,7 +173,7 @@ def test_a_device_that_ends_exchanges_without_an_update_is_limited_if_rounds_wai
         chosen = made.select(round_id, registry, BOTH_WAYS, now=1.0)
         seen = [Observation(n, 2.0 if n else None, None, n != 0, False) for n in (0, 1, 2)]
         seen[0] = replace(seen[0], wasted_s=wasted_s)
-        made.learn(chosen, Observations.of(seen))
+        made.learn(chosen, observations(seen))
     assert [row for row, _ in made.reached_limits] == [0] * is_limited
     assert made.select(4, registry, BOTH_WAYS, now=1.0).rows.tolist() == [0, 1, 2][is_limited:]
 
@@ -227,7 +225,7 @@ def test_an_explanation_names_the_miss_limit_and_the_audit() -> None:
     registry, made = fleet(4), decisions(policy="fedcs", miss_limit=1, per_round=1)
     selection = made.select(1, registry, BOTH_WAYS, now=1.0)
     (missed,) = selection.rows.tolist()
-    made.learn(selection, Observations.of([Observation(missed, None, None, False, True)]))
+    made.learn(selection, observations([Observation(missed, None, None, False, True)]))
     why = made.explain(made.select(2, registry, BOTH_WAYS, now=1.0))
     assert reasons(why)[missed] == "miss limit"
     audited = decisions(audit=1.0, per_round=1)
@@ -291,7 +289,7 @@ def test_a_cancelled_exchange_counts_only_if_its_bound_exceeds_the_prediction() 
         before = selection.prediction.tau_hat_s.copy()
         assert 1.0 < before[1] < 50.0
         cancelled = Observation(1, None, None, False, False, at_least_s=bound_s)
-        made.learn(selection, Observations.of([cancelled]))
+        made.learn(selection, observations([cancelled]))
         after = made.select(4, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert after[0] == before[0]
         assert bool(after[1] > before[1]) is (bound_s == learnt_s)
@@ -303,7 +301,7 @@ def test_each_of_two_exchanges_of_a_device_is_learned_with_its_own_context() -> 
     earlier = 2.0 * selection.context[0]
     late = Observation(0, 9.0, None, True, False, context=earlier)
     now = Observation(0, 4.0, None, True, False)
-    made.learn(selection, Observations.of([now, late]))
+    made.learn(selection, observations([now, late]))
     rows = np.array([0])
     alone.estimator.observe(rows, earlier[np.newaxis], Measured.whole(np.array([9.0])))
     alone.estimator.observe(rows, selection.context[:1], Measured.whole(np.array([4.0])))
@@ -317,9 +315,7 @@ def observe_liar(made: Decisions, registry: Registry, round_id: int, speed: floa
     selection = made.select(round_id, registry, BOTH_WAYS, now=1.0)
     phases_s = (1.0, 0.5, 3.0, 2.0, 0.1)
     rows = selection.rows.tolist()
-    made.learn(
-        selection, Observations.of([Observation(n, 6.6, phases_s, True, False) for n in rows])
-    )
+    made.learn(selection, observations([Observation(n, 6.6, phases_s, True, False) for n in rows]))
 
 
 @pytest.mark.parametrize("estimator", ["ridge", "phases"])
@@ -365,7 +361,7 @@ def test_queues_grow_in_a_round_without_available_devices() -> None:
     registry, made = fleet(3), decisions(beta=0.2)
     selection = made.select(1, registry, BOTH_WAYS, now=99.0)
     assert selection.rows.size == 0
-    made.learn(selection, Observations.of([]))
+    made.learn(selection, observations([]))
     np.testing.assert_allclose(made.selector.queues(3), 0.2)
 
 
@@ -386,7 +382,7 @@ def test_the_phase_estimator_learns_seen_phases_and_bounds_the_rest(on_timeout: 
         Observation(1, None, None, False, True),
         Observation(2, None, (4.0, 2.0, 4.0, nan, nan), False, True),
     ]
-    made.learn(selection, Observations.of(observed))
+    made.learn(selection, observations(observed))
     predicted = made.select(2, registry, BOTH_WAYS, now=1.0).prediction
     known_s, late_s, offered_s, unknown_s = predicted.tau_hat_s.tolist()
     assert known_s > 1.0

@@ -25,8 +25,9 @@ from fairbed.coordinator.policy.live_settings import (
     mean_beta,
     with_changes,
 )
-from fairbed.coordinator.policy.selection import Observation, Observations, Selection
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.store.tables import CommandRow
+from tests.coordinator.builders import Observation, observations
 from tests.coordinator.lab import make_config
 
 N = 6
@@ -206,7 +207,7 @@ def learn(decisions: Decisions, round_id: int) -> Selection:
         )
         for row in selection.rows
     ]
-    decisions.learn(selection, Observations.of(seen))
+    decisions.learn(selection, observations(seen))
     return selection
 
 
@@ -223,7 +224,7 @@ def test_virtual_queues_keep_their_length_and_grow_by_the_new_beta() -> None:
             decisions.reconfigure(changed(decisions.config, "beta", 0.25, np.ones(2)))
         selection = select(decisions, round_id)
         rows = np.array([0] if is_picked else [1], dtype=np.int64)
-        seen = Observations.of([])
+        seen = observations([])
         object.__setattr__(selection, "rows", rows)
         decisions.learn(selection, seen)
         queues.append(float(decisions.selector.queues(1)[0]))

@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.estimation.base import PHASES, Prediction
 from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.ports import Predictions, Score
 from fairbed.coordinator.records.rows import (
     MAX_FLEET_ROW_DEVICES,
+    ended_columns,
     exchange_row,
     fleet_rows,
     invalid_reason,
     known_at_selection,
     measured_columns,
     metric_rows,
-    observation,
     phases_s,
     release_row,
     unaccounted_s,
@@ -29,7 +30,7 @@ from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offe
 from fairbed.coordinator.store.tables import ExchangeRow, ReleaseRow
 from fairbed.wire.evaluation import Evaluation, Quality, Spread
 from fairbed.wire.messages import MAX_WATTS, Offer, PhaseEnergy
-from tests.coordinator.builders import TRAIN, context, hello, offer
+from tests.coordinator.builders import TRAIN, Observation, context, hello, offer
 
 TAU_S = 1.31 + 0.5
 """Phases of `offer()` (download, load, train, encode) and half a second of upload."""
@@ -44,6 +45,24 @@ def measured_round(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
     table.on(Checked("pi-1", None), 12.0)
     table.exchanges["pi-1"].signal_s = signal_s
     return table
+
+
+def observation(exchange: Exchange) -> Observation:
+    """Return what is learned from one exchange."""
+    seen = ended_columns([exchange], [0], [None]).observations()
+
+    def known(column: Floats) -> float | None:
+        return None if np.isnan(column[0]) else float(column[0])
+
+    return Observation(
+        row=int(seen.rows[0]),
+        tau_s=known(seen.tau_s),
+        phases_s=None if np.isnan(seen.phases_s).all() else tuple(seen.phases_s[0].tolist()),
+        is_aggregated=bool(seen.is_aggregated[0]),
+        timed_out=bool(seen.timed_out[0]),
+        at_least_s=known(seen.at_least_s),
+        wasted_s=known(seen.wasted_s),
+    )
 
 
 def selection() -> Selection:
@@ -147,13 +166,13 @@ def test_the_phases_of_an_exchange_add_up_to_its_tau() -> None:
         == reported.decode_s + reported.evaluate_s + reported.train_s + reported.encode_s
     )
     assert by_name["rest"] == pytest.approx(0.05)
-    assert observation(exchange, 0).phases_s == phases
+    assert observation(exchange).phases_s == phases
 
 
 def test_a_valid_exchange_gives_its_tau() -> None:
     exchange = measured_round().exchanges["pi-1"]
     assert invalid_reason(exchange) == ""
-    seen = observation(exchange, row=0)
+    seen = observation(exchange)
     assert seen.tau_s == pytest.approx(TAU_S + 0.02)
     assert seen.is_aggregated
 
@@ -162,7 +181,7 @@ def test_lag_when_messages_were_handled_makes_an_exchange_invalid_but_still_merg
     exchange = measured_round().exchanges["pi-1"]
     exchange.lag_s = 0.2
     assert "most of it the coordinator (200 ms)" in invalid_reason(exchange)
-    seen = observation(exchange, row=0)
+    seen = observation(exchange)
     assert (seen.tau_s, seen.is_aggregated) == (None, True)
 
 
@@ -178,9 +197,37 @@ def test_a_missed_deadline_is_a_lower_bound_and_a_failure_is_not() -> None:
     failed = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
     failed.dispatch("pi-1", now=0.0)
     failed.on(DeviceFailed("pi-1", "training: out of memory"), 1.0)
-    assert observation(late.exchanges["pi-1"], 0).timed_out
-    assert not observation(failed.exchanges["pi-1"], 0).timed_out
+    assert observation(late.exchanges["pi-1"]).timed_out
+    assert not observation(failed.exchanges["pi-1"]).timed_out
     assert invalid_reason(failed.exchanges["pi-1"]) == "training: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_late", "learned"),
+    [
+        (ExchangeState.LATE, False, (True, None, None)),
+        (ExchangeState.LATE, True, (True, 40.0, None)),
+        (ExchangeState.CANCELLED, False, (False, 40.0, None)),
+        (ExchangeState.LOST, False, (False, None, 40.0)),
+        (ExchangeState.FAILED, True, (False, None, 40.0)),
+        (ExchangeState.REJECTED, False, (False, None, 40.0)),
+    ],
+)
+def test_each_end_without_an_update_is_learned_as_what_it_is(
+    state: ExchangeState, is_late: bool, learned: tuple[bool, float | None, float | None]
+) -> None:
+    exchange = Exchange("pi-1", 10.0, state=state, is_late=is_late, ended=50.0)
+    seen = observation(exchange)
+    assert (seen.timed_out, seen.at_least_s, seen.wasted_s) == learned
+    assert (seen.tau_s, seen.is_aggregated) == (None, False)
+    exchange.contention = Contention(compute_s=30.0)
+    seen = observation(exchange)
+    assert (seen.timed_out, seen.at_least_s, seen.wasted_s) == (False, None, None), "a busy host"
+
+
+def test_a_link_that_the_coordinator_lost_wastes_no_time_of_the_device() -> None:
+    exchange = Exchange("pi-1", 10.0, state=ExchangeState.LOST, ended=50.0, is_disturbed=True)
+    assert observation(exchange).wasted_s is None
 
 
 def test_the_phases_that_an_offer_reported_before_the_deadline_are_seen() -> None:
@@ -189,7 +236,7 @@ def test_the_phases_that_an_offer_reported_before_the_deadline_are_seen() -> Non
     table.on(Offered("pi-1", offer(3)), 50.0)
     table.on(Tick(), 60.0)
     exchange = table.exchanges["pi-1"]
-    seen = observation(exchange, 0)
+    seen = observation(exchange)
     assert (seen.tau_s, seen.timed_out) == (None, True)
     assert seen.phases_s is not None
     complete = phases_s(measured_round().exchanges["pi-1"])
@@ -197,7 +244,7 @@ def test_the_phases_that_an_offer_reported_before_the_deadline_are_seen() -> Non
     assert seen.phases_s[:3] == complete[:3]
     assert np.isnan(seen.phases_s[3:]).all()
     exchange.contention = Contention(compute_s=9.0)
-    assert observation(exchange, 0).phases_s is None
+    assert observation(exchange).phases_s is None
 
 
 def test_a_device_is_busy_until_its_update_arrived_or_was_abandoned() -> None:
@@ -260,7 +307,7 @@ def test_a_contended_exchange_is_merged_but_invalid(delay: str, part: str) -> No
     why = invalid_reason(exchange)
     assert "by up to 458 ms, 25 % of its time" in why
     assert f"most of it {part} (458 ms)" in why
-    seen = observation(exchange, row=0)
+    seen = observation(exchange)
     assert (seen.tau_s, seen.is_aggregated) == (None, True)
 
 
@@ -288,7 +335,7 @@ def test_a_contended_device_that_is_late_gives_no_lower_bound() -> None:
     late.dispatch("pi-1", now=0.0)
     late.on(Tick(), 60.0)
     late.exchanges["pi-1"].contention = Contention(compute_s=30.0)
-    assert not observation(late.exchanges["pi-1"], 0).timed_out
+    assert not observation(late.exchanges["pi-1"]).timed_out
 
 
 def test_an_exchange_during_an_outage_is_invalid() -> None:

@@ -36,6 +36,7 @@ from fairbed.coordinator.policy.selection import (
     Selection,
     SelectionBuilder,
 )
+from fairbed.coordinator.script.ended import Ended
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.loss_query import LossQuery
 from fairbed.coordinator.state.round import Round
@@ -160,7 +161,7 @@ class ClosedRound:
 class Shown:
     """What the exchanges that ended in a round have shown."""
 
-    observations: Observations
+    ended: Ended
     closed_at: float
     """End of the round, when the next version was published, on the clock of the table."""
     left: Sequence[int] = ()
@@ -349,7 +350,7 @@ class RoundScript:
         selection = closed.selection
         why = strategy.explain(selection) if self._explains else None
         shown = replace(shown, left=_left(selection, shown.left)) if shown.left else shown
-        strategy.learn(selection, shown.observations, shown.left)
+        strategy.learn(selection, shown.ended.observations(), shown.left)
         yield from Record(closed, shown, why)
         yield from self._evaluate(closed)
         return closed

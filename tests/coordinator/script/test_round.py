@@ -1,6 +1,9 @@
 """The script of a round, played by a third driver: an application with a strategy of its own."""
 
+import inspect
 from collections.abc import Sequence
+from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Prediction
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES, Prediction
 from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.policy.config import (
     CoordinatorConfig,
@@ -19,16 +22,13 @@ from fairbed.coordinator.policy.config import (
 )
 from fairbed.coordinator.policy.selection import (
     LossDemand,
-    Observation,
     Observations,
     ReportedLosses,
     Roster,
     Selection,
 )
-from fairbed.coordinator.state.exchange import ExchangeState
-from fairbed.coordinator.state.loss_query import QueryOutcome
-from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Tick
-from fairbed.coordinator.state.script import (
+from fairbed.coordinator.script.ended import Ended
+from fairbed.coordinator.script.round import (
     OVER,
     AwaitChange,
     AwaitDevices,
@@ -52,6 +52,9 @@ from fairbed.coordinator.state.script import (
     Train,
     first_table,
 )
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
+from fairbed.coordinator.state.loss_query import QueryOutcome
+from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Tick
 from tests.coordinator.builders import offer
 from tests.coordinator.lab import make_config
 
@@ -204,11 +207,7 @@ class App:
             case Close():
                 self.released = []
             case Merge(closed=closed):
-                seen = [
-                    Observation(int(x.device), 1.0, None, x.state is ExchangeState.DONE, False)
-                    for x in closed.ended
-                ]
-                return Shown(Observations.of(seen), self.now, self.left)
+                return Shown(ended_columns_of(closed.ended), self.now, self.left)
         return None
 
     def pass_event(self) -> None:
@@ -227,6 +226,25 @@ class App:
         table.on(Offered(device, offer()), self.now)
         table.on(Arrived(device, at=self.now, bytes_up=1, duplicates=0), self.now)
         table.on(Checked(device, None), self.now)
+
+
+def ended_columns_of(ended: Sequence[Exchange]) -> Ended:
+    """Return exchanges without measurements."""
+    k = len(ended)
+    no, unknown = np.zeros(k, dtype=np.bool_), np.full(k, np.nan)
+    return Ended(
+        rows=np.array([int(x.device) for x in ended], dtype=np.int64),
+        states=[x.state for x in ended],
+        is_late=no,
+        is_trusted=~no,
+        tau_s=unknown,
+        phases_s=np.full((k, len(PHASES)), np.nan),
+        at_least_s=unknown,
+        wasted_s=unknown,
+        loss=unknown,
+        was_cold=no,
+        context=np.full((k, CONTEXT), np.nan),
+    )
 
 
 def config(rounds: int = 2, per_round: int = 2, **sections: Any) -> CoordinatorConfig:
@@ -341,6 +359,7 @@ def test_a_device_that_ended_on_an_earlier_version_replaces_itself() -> None:
     assert list(first.table.exchanges) == ["0", "1"], "no device trains a version twice"
     assert (first.started, first.merged) == (0.0, {"0"})
     app.failing = {"1"}
+    app.now += 5.0
     second = app.play()
     assert [type(step) for step in app.steps if isinstance(step, Release)] == [Release]
     assert sorted(second.table.exchanges) == ["0", "1"], "1 failed on the first version"
@@ -365,3 +384,9 @@ def test_a_change_of_the_operator_holds_for_the_next_table() -> None:
     closed = app.play()
     assert closed.table.deadline_s == app.strategy.config.round.deadline_s == 7.0
     assert app.script.next_config is None
+
+
+def test_the_page_of_the_design_shows_the_script() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "design.md").read_text(encoding="utf-8")
+    _, _, body = dedent(inspect.getsource(RoundScript.round)).split('"""')
+    assert dedent(body).strip() in page
