@@ -104,7 +104,8 @@ class KnownAtSelection:
 
 KNOWN_COLUMNS = tuple(field.name for field in fields(KnownAtSelection))
 """Columns of an exchange that are known before its dispatch."""
-_known_values: Callable[[KnownAtSelection], tuple[Any, ...]] = attrgetter(*KNOWN_COLUMNS)
+known_values: Callable[[KnownAtSelection], tuple[Any, ...]] = attrgetter(*KNOWN_COLUMNS)
+"""Returns them in this order."""
 
 
 def known_at_selection(device: Device, selection: Selection, now: float) -> KnownAtSelection:
@@ -329,7 +330,7 @@ def exchange_row(
         was_cold=offer.was_cold if offer else None,
         loss_before=offer.loss_before if offer else None,
         loss_train=offer.loss_train if offer else None,
-        **dict(zip(KNOWN_COLUMNS, _known_values(known), strict=True)),
+        **dict(zip(KNOWN_COLUMNS, known_values(known), strict=True)),
         steady_down_bytes=down.n_bytes if down else None,
         steady_down_s=down.duration_s if down else None,
         steady_up_bytes=up.n_bytes if up else None,
@@ -338,6 +339,10 @@ def exchange_row(
         aggregated_round=exchange.aggregated_round,
         **(measured | _energy(exchange)),
     )
+
+
+_NOT_MEASURED: Mapping[str, Cells] = {name: spec.default for name, spec in MEASURED.items()}
+_NOTHING = frozenset[str]()
 
 
 def measured_columns(
@@ -350,10 +355,12 @@ def measured_columns(
         has_offered: The device has offered its update, shape (K,): its numbers are known.
         is_done: The update has arrived, shape (K,).
     """
-    columns: dict[str, Cells] = {name: spec.default for name, spec in MEASURED.items()}
+    columns, present = dict(_NOT_MEASURED), _NOTHING.union(*exchanges)
+    if not present:
+        return columns
     seen = {Source.OFFER: has_offered.tolist(), Source.UPLOAD: is_done.tolist()}
     always = [True] * len(exchanges)
-    for name in set[str]().union(*exchanges):
+    for name in present:
         spec = MEASURED[name]
         assert spec.column is not None, "a measured column is declared"
         columns[name] = [

@@ -39,6 +39,7 @@ from fairbed.wire.messages import (
     Refuse,
     RowsPart,
     Train,
+    UploadDone,
 )
 from tests.wire.messages import MESSAGES, MODEL, PLAIN_SGD, UPDATE_ID, Path, leaves, objects
 
@@ -324,6 +325,10 @@ def test_a_message_with_a_value_that_is_not_finite_cannot_be_built(value: float)
         Context(boot=1, seq=1, mu_cores=value)
     with pytest.raises(ValueError, match=r"^train_s must be a finite number, got "):
         Phases(download_s=0, load_s=0, evaluate_s=0, train_s=value, train_cpu_s=0, encode_s=0)
+    with pytest.raises(ValueError, match=r"^measured.upload_j must be a finite number, got "):
+        UploadDone(
+            round=1, id=UPDATE_ID, sha256=bytes(32), model=bytes(32), measured={"upload_j": value}
+        )
 
 
 def test_a_download_manifest_with_a_missing_or_wrong_hash_cannot_be_built() -> None:

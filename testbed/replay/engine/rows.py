@@ -15,6 +15,7 @@ from fairbed.coordinator.records.rows import (
     PHASE_COLUMNS,
     TRANSFERS,
     finite_or_nan,
+    known_values,
     measured_columns,
     metric_rows,
 )
@@ -172,14 +173,12 @@ def exchange_rows(
     def arrived(values: Floats) -> Floats:
         return np.where(is_done, values, np.nan)
 
-    def known(name: str) -> Floats:
-        values = [getattr(x.known, name) for x in rows]
-        return finite_or_nan(np.array(values, dtype=np.float64))
-
     phases_s = {name: offered(name) for name in PHASE_COLUMNS}
     phases_s["upload_s"] = arrived(column(rows, "upload_s"))
     others = len(replayed.table.exchanges) - 1
     entries, losses = [x.entry for x in rows], finite_or_nan(column(rows, "loss"))
+    known = np.array([known_values(x.known) for x in rows], dtype=np.float64)
+    known = finite_or_nan(known.reshape(len(rows), len(KNOWN_COLUMNS)))
     return Columns(
         ExchangeRow,
         len(rows),
@@ -216,7 +215,7 @@ def exchange_rows(
             "was_cold": [x.was_cold for x in rows],
             "loss_before": losses if needs_loss else None,
             "loss_train": None if needs_loss else losses,
-            **{name: known(name) for name in KNOWN_COLUMNS},
+            **dict(zip(KNOWN_COLUMNS, known.T, strict=True)),
             "steady_down_bytes": None,
             "steady_down_s": None,
             "steady_up_bytes": None,
