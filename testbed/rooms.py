@@ -157,12 +157,14 @@ def with_tables(names: Collection[str]) -> Iterator[str]:
         yield from (one for one in present() if not set(names).isdisjoint(room(one).tables))
 
 
-def named_by_environment(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the rooms that an environment variable `FAIRBED_<ROOM>` concerns."""
-    prefix = "FAIRBED_"
-    wanted = {name[len(prefix) :].lower() for name in environ if name.startswith(prefix)}
-    if wanted:
-        yield from (name for name in present() if name in wanted)
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that concern rooms, by room: `FAIRBED_<ROOM>`."""
+    return {
+        name: variable
+        for variable in environ
+        if variable.startswith("FAIRBED_")
+        and ((name := variable[len("FAIRBED_") :].lower()) in SHIPPED or name in present())
+    }
 
 
 def lacking(where: str, name: str) -> str:
