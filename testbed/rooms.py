@@ -124,9 +124,10 @@ def rooms() -> tuple[Room, ...]:
 
 
 def load(name: str) -> Any:
-    """Return what a room names as `package.module:name`."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """Return what a room names as `package.module:name`, or a module."""
+    path, _, attribute = name.partition(":")
+    module = importlib.import_module(path)
+    return getattr(module, attribute) if attribute else module
 
 
 def named(seam: Seam) -> Iterator[str]:

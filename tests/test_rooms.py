@@ -7,16 +7,28 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 import fairbed
 from fairbed.testbed import rooms
+from fairbed.testbed.api.hosts import Hosts
+from fairbed.testbed.cli.elsewhere import FindRun
+from fairbed.testbed.cli.following import Follower
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.cluster.api import ClusterHosts
 from fairbed.testbed.experiment.file import make_experiment
+from fairbed.testbed.lab.named_broker import LabBroker
+from fairbed.testbed.metrics.start import follower
+from fairbed.testbed.notify.notify import watcher
+from fairbed.testbed.remote import relay
+from fairbed.testbed.remote.viewer import parse_target
 from fairbed.testbed.rooms import SHIPPED
+from fairbed.testbed.run.run_broker import NamedBroker
+from fairbed.testbed.run.watchers import MakeWatcher
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("wire", "profiles", "device_agent", "coordinator", "testbed")
@@ -119,6 +131,31 @@ def test_the_line_that_refuses_an_absent_room_knows_all_that_it_adds(name: str) 
         "seams": {*room.parts},
     }
     assert {kind: set(getattr(SHIPPED[name], kind)) for kind in added} == added
+
+
+def test_the_parts_of_rooms_are_what_the_core_asks_for() -> None:
+    """Types of the names below are checked by mypy; doors name them as texts."""
+    make: MakeWatcher = watcher
+    open_follower: Callable[[argparse.Namespace], AbstractContextManager[Follower]] = follower
+    find: FindRun = parse_target
+    broker: type[NamedBroker] = LabBroker
+    hosts: type[Hosts] = ClusterHosts
+    found = {seam: rooms.load(path) for room in rooms.rooms() for seam, path in room.parts.items()}
+    assert found.pop("relay") is relay
+    assert found == {
+        "watcher": make,
+        "follower": open_follower,
+        "elsewhere": find,
+        "hosts": hosts,
+    }
+    assert [rooms.load(path) for room in rooms.rooms() for path in room.brokers.values()] == [
+        broker
+    ]
+    for room in rooms.rooms():
+        for command in room.commands.values():
+            assert callable(rooms.load(f"{command.module}:main"))
+            assert callable(rooms.load(command.options))
+        assert all(callable(rooms.load(take)) for take in room.takes.values())
 
 
 def test_all_rooms_are_found_by_their_doors() -> None:
@@ -248,9 +285,9 @@ def test_the_core_works_without_a_room(tree: Path, tmp_path: Path, absent: tuple
         assert done.returncode == 2, line
         assert f"must have the room {name} of Fairbed" in line, words
 
-    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "--tier", "fast")
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--tier", "fast"]
     if "lab" in absent:
-        options += ("-k", "not mixed-fleet")  # the example of a lab
+        options += ["-k", "not mixed-fleet"]  # the example of a lab
     tests = CORE_TESTS if absent == ROOMS else FEW_TESTS
     done = _python(tree, "-m", "pytest", *options, *tests)
     assert done.returncode == 0, done.stdout[-4000:]
