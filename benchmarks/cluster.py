@@ -25,6 +25,7 @@ import anyio
 import msgspec
 import psutil
 
+from fairbed.testbed.cluster.api import ReplayingHosts
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.grid import Grid, make_grid
 from fairbed.testbed.compare.pool import run_cells
@@ -150,9 +151,8 @@ def _measure(grid: Grid, cluster: "Cluster | None") -> Measured:
             cpu_s.append(_cpu_s())
 
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
-        from fairbed.testbed.cluster.api import ReplayingHosts
-
-        run = partial(run_cells, hosts=ReplayingHosts(cluster))
+        hosts = None if cluster is None else ReplayingHosts(cluster)
+        run = partial(run_cells, hosts=hosts)
         if not anyio.run(run, grid, Path(folder), NODES, count):
             raise RunError("interrupted; the same command starts again")
     cells = len(grid.seeds) - WARM

@@ -21,7 +21,7 @@ is not of the core.
 import importlib
 import os
 import pkgutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -73,25 +73,41 @@ class Names:
 
     commands: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    """Of commands of the core, each with its command: `run --metrics`."""
     tables: tuple[str, ...] = ()
     brokers: tuple[str, ...] = ()
     seams: tuple[Seam, ...] = ()
 
 
+def _options(commands: Iterable[str], *options: str) -> tuple[str, ...]:
+    return tuple(f"{command} {option}" for command in commands for option in options)
+
+
 SHIPPED: Mapping[str, Names] = {
-    "cluster": Names(options=("--cluster",), seams=("hosts",)),
+    "cluster": Names(
+        options=("run --cluster", "run --plain", "replay --cluster", "compare --cluster"),
+        seams=("hosts",),
+    ),
     "lab": Names(
         commands=("lab", "devices"),
-        options=(
+        options=_options(
+            ("enroll",),
             *("--all", "--qr", "--minutes", "--expires", "--replace", "--address"),
-            *("--tenant", "--upgrade", "--lab"),
+            *("--tenant", "--upgrade", "--lab", "--json"),
         ),
         brokers=("lab",),
     ),
-    "metrics": Names(options=("--metrics", "--tensorboard"), seams=("follower",)),
+    "metrics": Names(
+        options=_options(("demo", "run", "coordinator", "replay"), "--metrics", "--tensorboard"),
+        seams=("follower",),
+    ),
     "notify": Names(tables=("notify",), seams=("watcher",)),
     "remote": Names(seams=("elsewhere", "relay")),
-    "web": Names(options=("--web", "--steer", "--host", "--port", "--sessions", "--idle")),
+    "web": Names(
+        options=_options(
+            ("watch",), "--web", "--steer", "--host", "--port", "--sessions", "--idle", "--plain"
+        )
+    ),
 }
 """The rooms that Fairbed comes with: only for the line that refuses what an absent one added."""
 
@@ -124,9 +140,10 @@ def rooms() -> tuple[Room, ...]:
 
 
 def load(name: str) -> Any:
-    """Return what a room names as `package.module:name`."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """Return what a room names as `package.module:name`, or a module."""
+    path, _, attribute = name.partition(":")
+    module = importlib.import_module(path)
+    return getattr(module, attribute) if attribute else module
 
 
 def named(seam: Seam) -> Iterator[str]:
@@ -157,12 +174,14 @@ def with_tables(names: Collection[str]) -> Iterator[str]:
         yield from (one for one in present() if not set(names).isdisjoint(room(one).tables))
 
 
-def named_by_environment(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the rooms that an environment variable `FAIRBED_<ROOM>` concerns."""
-    prefix = "FAIRBED_"
-    wanted = {name[len(prefix) :].lower() for name in environ if name.startswith(prefix)}
-    if wanted:
-        yield from (name for name in present() if name in wanted)
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that concern rooms, by room: `FAIRBED_<ROOM>`."""
+    return {
+        name: variable
+        for variable in environ
+        if variable.startswith("FAIRBED_")
+        and ((name := variable[len("FAIRBED_") :].lower()) in SHIPPED or name in present())
+    }
 
 
 def lacking(where: str, name: str) -> str:

@@ -109,7 +109,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     options, extra = parser.parse_known_args(words)
     for option in (word.partition("=")[0] for word in extra):
-        if option.startswith("--") and (room := rooms.absent("options", option)):
+        if room := rooms.absent("options", f"{options.command} {option}"):
             raise UsageError(rooms.lacking(option, room))
     if extra:
         parser.error(f"unrecognized arguments: {' '.join(extra)}{_hint(options)}")

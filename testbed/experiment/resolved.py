@@ -59,8 +59,9 @@ def _resolve(
         document["seed"] = seed
     experiment = parse_experiment(document, where)
     values = msgspec.to_builtins(experiment)
-    defaults = {name: msgspec.to_builtins(kind()) for name, kind in rooms.tables().items()}
-    return defaults | values, origins_of(experiment, given)
+    for name, kind in rooms.tables().items():  # every key, also of a table that is not used
+        values.setdefault(name, msgspec.to_builtins(kind()))
+    return values, origins_of(experiment, given)
 
 
 def set_by(

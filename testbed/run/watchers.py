@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.testbed import rooms
+from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.wire.console import print_line
 
@@ -60,12 +61,14 @@ def watchers_of(
     """Return what follows a run: by a table of the experiment, or a variable of the environment.
 
     Raises:
-        UsageError: The settings of one cannot be used on this machine.
+        UsageError: The settings of one cannot be used on this machine, or its room is absent.
     """
-    used = {
-        *(room for room in rooms.with_tables(experiment.room_tables)),
-        *(rooms.named_by_environment(environ)),
-    }
+    variables = rooms.variables(environ)
+    for name in variables:
+        if name not in rooms.present() and "watcher" in rooms.SHIPPED[name].seams:
+            raise UsageError(rooms.lacking(variables[name], name))
+    used = {name for name in variables if name in rooms.present()}
+    used.update(rooms.with_tables(experiment.room_tables))
     made = [
         cast(MakeWatcher, rooms.load(rooms.room(name).parts["watcher"]))(experiment, environ)
         for name in sorted(used)

@@ -10,7 +10,7 @@ import pytest
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.cluster.api import TrainingHosts
 from fairbed.testbed.cluster.hosts import Host
-from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
 from fairbed.testbed.replay.cohort.base import CohortRule, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.wire import plugins
@@ -42,7 +42,7 @@ def make() -> Iterator[Callable[..., Trainer]]:
     """Makes trainers, which are closed at the end."""
     made = list[Trainer]()
 
-    def of(name: str, cluster: FakeCluster | None, engine: str = "auto") -> Trainer:
+    def of(name: str, cluster: FakeCluster | None, engine: CohortEngine = "auto") -> Trainer:
         recipe = RECIPES[name]
         helpers = None if cluster is None else TrainingHosts(cast("Cluster", cluster))
         made.append(make_trainer(shipped(recipe), fleet_data(recipe), engine, 2, helpers))

@@ -15,13 +15,11 @@ from fairbed.testbed.cli.main import main
 from fairbed.testbed.emulation.schedule import OutageWindow
 from fairbed.testbed.errors import NoDeviceError
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.metrics.exporter import Follower, Page
 from fairbed.testbed.replay.engine import engine
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.world.columns import AvailabilityCycles, Outages, VaryingColumn
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from tests.coordinator.tui.screen import WIDEST, room
-from tests.testbed.metrics.test_metrics import samples_of
 from tests.testbed.replay.fleets import experiment, replay_rounds, seconds
 from tests.testbed.replay.test_profile_replay import DEVICE
 from tests.testbed.replay.test_resume import cut_off_at
@@ -161,6 +159,9 @@ def test_all_views_count_empty_rounds_on_top_of_the_planned_ones(
 ) -> None:
     with RunReader(waited) as reader:
         info, summary, rows = reader.run(), summarise_run(reader), reader.rounds()
+    from fairbed.testbed.metrics.exporter import Follower, Page  # of a room, which may be absent
+    from tests.testbed.metrics.test_metrics import samples_of
+
     page = Page()
     follower = Follower(waited, page, None, 1)
     follower.refresh(is_last=True)
