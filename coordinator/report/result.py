@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 
+from fairbed.coordinator.report.facts import fairness_of
 from fairbed.coordinator.report.quality import (
     counted_tests,
     measure,
@@ -22,7 +23,6 @@ from fairbed.coordinator.report.quantities import (
     ratio,
     seconds,
 )
-from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.report.summary_table import counted_rate, guarantee
 from fairbed.coordinator.store.connection import CONFIG

@@ -8,9 +8,10 @@ A median, percentile, mean or share of exchanges has its counts in `samples` bes
 is null with n < of / 2.
 """
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
+from fairbed.coordinator.report.measures.entry import Number
 from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store.store import Provenance
 
@@ -443,6 +444,13 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """Kind of its malicious behaviour; null while the run is live unless it is revealed."""
     samples: dict[str, SampleCount]
     """Timed exchanges, or those with a known energy, of all its exchanges, by key."""
+    measures: dict[str, Number] | UnsetType = UNSET
+    """Measures of the catalogue without a key of their own here; absent if there is none."""
+
+    @property
+    def personal_quality(self) -> float | None:
+        """Accuracy of its personal model, or its RMSE."""
+        return self.personal_rmse if self.personal_accuracy is None else self.personal_accuracy
 
 
 class LossQuerySummary(Struct, frozen=True, kw_only=True):
@@ -638,6 +646,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     fleet: list[DeviceSummary]
     provenance: Provenance
     """What the run was made with, at its start."""
+    measures: dict[str, Number] | UnsetType = UNSET
+    """Measures of the catalogue without a key of their own here; absent if there is none."""
 
     @property
     def last_round(self) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, distinct
-from fairbed.coordinator.report.summary import fairness_of
+from fairbed.coordinator.report.facts import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.store.reader import (
     TIMED_PHASES,

@@ -24,7 +24,7 @@ from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.coordinator.tui.run_list import differences, read_series
 from fairbed.coordinator.tui.screens.estimator import facts_text, read_accuracy
 from fairbed.coordinator.tui.widgets.header import RunHeader
-from fairbed.testbed.compare.measures import METRICS, measure
+from fairbed.testbed.compare.measures import known_metrics, measure
 from fairbed.testbed.metrics.prometheus import RunCollector
 from fairbed.testbed.metrics.tensorboard import ROUND_CURVES
 from fairbed.testbed.metrics.totals import Totals
@@ -133,7 +133,7 @@ def of_report(reader: RunReader) -> Numbers:
 
 def of_comparison(reader: RunReader) -> Numbers:
     values = measure(reader.folder).values
-    headings = {metric.heading: metric.key for metric in METRICS}
+    headings = {metric.heading: metric.key for metric in known_metrics()}
     shared = {
         "virtual queues: mean sum": "mean sum",
         "virtual queues: max": "max",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fairbed.coordinator.report.facts import virtual_queues, virtual_queues_of
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.compare.measures import virtual_queues, virtual_queues_of
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.replay.run import replay_experiment
 
