@@ -26,7 +26,7 @@ from fairbed.coordinator.tui.screens.estimator import facts_text, read_accuracy
 from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.testbed.compare.measures import known_metrics, measure
 from fairbed.testbed.metrics.prometheus import RunCollector
-from fairbed.testbed.metrics.tensorboard import ROUND_CURVES
+from fairbed.testbed.metrics.tensorboard import round_curves
 from fairbed.testbed.metrics.totals import Totals
 from tests.coordinator.store.fake_run import FakeRun
 from tests.coordinator.tui.screen import room, shows
@@ -173,10 +173,11 @@ def of_prometheus(reader: RunReader) -> Numbers:
 
 def of_tensorboard(reader: RunReader) -> Numbers:
     row = reader.rounds()[-1]
-    return {
-        "virtual queues: sum": getattr(row, ROUND_CURVES["queues/sum"]),
-        "largest": getattr(row, ROUND_CURVES["queues/largest"]),
+    found = {
+        "virtual queues: sum": round_curves()["queues/sum"].of_row(row),
+        "largest": round_curves()["queues/largest"].of_row(row),
     }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def of_run_list(reader: RunReader) -> Numbers:

@@ -1,6 +1,6 @@
 """What an entry of the catalogue of measures has."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from msgspec import Struct
 
+from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.report.measures.scales import MetricKind
 from fairbed.coordinator.report.quantities import (
     MISSING,
@@ -159,19 +160,15 @@ class Exchanges:
     def of_devices(self, facts: "RunFacts") -> Mapping[str, Number]:
         """Return the number of each device that has an exchange, by name."""
         values = self._values(facts)
-        return {
-            name: self._of([values[at] for at in rows])
-            for name, rows in facts.exchanges.by_device().items()
-        }
+        return {name: self._of(values[rows]) for name, rows in facts.exchanges.by_device().items()}
 
-    def _values(self, facts: "RunFacts") -> Sequence[float]:
+    def _values(self, facts: "RunFacts") -> Floats:
         table = facts.exchanges
         return table.timed(self.column) if self.of == "timed" else table.numbers[self.column]
 
-    def _of(self, values: Sequence[float]) -> Number:
-        every = np.asarray(values, dtype=np.float64)
-        known = every[np.isfinite(every)]
-        sample = SampleCount(len(known), len(every))
+    def _of(self, values: Floats) -> Number:
+        known = values[np.isfinite(values)]
+        sample = SampleCount(len(known), len(values))
         if self.statistic == "sum":
             why = sample.why_no_total or ("" if len(known) else "none is known")
             return Number(None if why else float(known.sum()), sample, why)

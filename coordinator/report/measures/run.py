@@ -164,47 +164,49 @@ def _noise(
     """
     worst, variance = f"{of}worst 10 %", f"{of}variance"
 
-    def one(
-        ending: str,
-        name: str,
-        meaning: str,
-        part: str,
-        heading: str,
-        better: Better | None,
-        kind: MetricKind,
-        digits: int,
-    ) -> RunMeasure:
+    def one(ending: str, name: str, meaning: str, part: str, compare: Compared) -> RunMeasure:
         return RunMeasure(
             key=f"{key}_{ending}",
             name=name,
             meaning=meaning,
             source=source(part),
             why_none=why_none,
-            compare=Compared(
-                group=group, short=f"{short}{heading}", better=better, kind=kind, digits=digits
-            ),
+            compare=compare,
+        )
+
+    def compared(heading: str, better: Better | None, kind: MetricKind, digits: int) -> Compared:
+        return Compared(
+            group=group, short=f"{short}{heading}", better=better, kind=kind, digits=digits
         )
 
     return (
         one(
-            *("worst10_shrunken", f"{worst}, shrunken"),
+            "worst10_shrunken",
+            f"{worst}, shrunken",
             "Worst 10 % of the posterior means of the accuracies",
-            *("worst10_shrunken", "worst shr", "more", WORST_SHARE, 3),
+            "worst10_shrunken",
+            compared("worst shr", "more", WORST_SHARE, 3),
         ),
         one(
-            *("variance_corrected", f"{variance}, corrected"),
+            "variance_corrected",
+            f"{variance}, corrected",
             "Population variance of the accuracies without the noise of the test sets",
-            *("variance_corrected", "var cor", "less", VARIANCE, 4),
+            "variance_corrected",
+            compared("var cor", "less", VARIANCE, 4),
         ),
         one(
-            *("worst10_noise", f"noise in {worst}"),
+            "worst10_noise",
+            f"noise in {worst}",
             "Share of its distance from the mean that identical devices would show",
-            *("worst10_share", "worst noise", None, NOISE_RATIO, 2),
+            "worst10_share",
+            compared("worst noise", None, NOISE_RATIO, 2),
         ),
         one(
-            *("variance_noise", f"noise in {variance}"),
+            "variance_noise",
+            f"noise in {variance}",
             "Share of the variance that is noise of the test sets",
-            *("variance_share", "var noise", None, NOISE_RATIO, 2),
+            "variance_share",
+            compared("var noise", None, NOISE_RATIO, 2),
         ),
     )
 
