@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from fairbed.coordinator.report.facts import fairness_of
+from fairbed.coordinator.report.measures import device_measure
 from fairbed.coordinator.report.quality import (
     counted_tests,
     measure,
@@ -14,7 +15,6 @@ from fairbed.coordinator.report.quality import (
 )
 from fairbed.coordinator.report.quantities import (
     LEAST,
-    TAU_MEDIAN,
     SampleCount,
     clock,
     energy,
@@ -125,7 +125,7 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
     if slowest is not None:
         share = percent(slowest.phase_s / slowest.tau_s)
         text = (
-            f"{slowest.device}: {TAU_MEDIAN.name} {seconds(slowest.tau_s)} s "
+            f"{slowest.device}: {device_measure('tau_s_median').name} {seconds(slowest.tau_s)} s "
             f"({slowest.sample} timed), {share} of it {slowest.phase}"
         )
         lines.append(("slowest", text))

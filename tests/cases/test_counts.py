@@ -16,7 +16,8 @@ from fairbed.coordinator.report import summary_schema
 from fairbed.coordinator.report.device_history import slowest_phase
 from fairbed.coordinator.report.estimators import compare_estimators, stated
 from fairbed.coordinator.report.html import read_page, report_page
-from fairbed.coordinator.report.quantities import QUEUE_SUM, SampleCount
+from fairbed.coordinator.report.measures import run_measure
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.report.result import result_lines, result_of
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
@@ -241,7 +242,7 @@ def test_a_policy_without_queues_prints_none(whole: Path) -> None:
         summary = summarise_run(reader)
     queues = summary_schema.Queues(total=None, largest=None, mean_total=None, max=None)
     text = summary_table(msgspec.structs.replace(summary, queues=queues))
-    assert QUEUE_SUM.name not in text
+    assert run_measure("queue_total").name not in text
     assert "no virtual queues" in text
 
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from fairbed.coordinator.report.measures import device as of_device
 from fairbed.coordinator.report.measures import run as of_run
 from fairbed.coordinator.report.measures.entry import (
-    NOT_RECORDED,
+    UNKNOWN,
     DeviceMeasure,
     Number,
     RunMeasure,
+    View,
+    number_at,
 )
 
 if TYPE_CHECKING:
     from fairbed.coordinator.report.facts import RunFacts
-
-UNKNOWN = Number(None, None, NOT_RECORDED)
-"""Of a device for which a source has no number."""
+    from fairbed.coordinator.report.summary_schema import RunSummary
 
 _more_of_runs: tuple[RunMeasure, ...] = ()
 _more_of_devices: tuple[DeviceMeasure, ...] = ()
@@ -45,6 +45,36 @@ def run_measure(key: str) -> RunMeasure:
         KeyError: There is none of this key.
     """
     return {measure.key: measure for measure in run_measures()}[key]
+
+
+def device_measure(key: str) -> DeviceMeasure:
+    """Return a measure of devices.
+
+    Raises:
+        KeyError: There is none of this key.
+    """
+    return {measure.key: measure for measure in device_measures()}[key]
+
+
+def said(summary: "RunSummary", key: str) -> str:
+    """Return the text of a number of a summary, without a unit that is not part of it.
+
+    Raises:
+        KeyError: There is no measure of this key.
+    """
+    measure = run_measure(key)
+    return measure.text(number_at(summary, measure.json).value)
+
+
+def stated(summary: "RunSummary", measure: RunMeasure) -> str:
+    """Return a number of a summary with its unit and the exchanges behind it, or why not."""
+    return measure.stated(number_at(summary, measure.json))
+
+
+def own_of(summary: "RunSummary") -> list[RunMeasure]:
+    """Return the measures that a summary has, but no field for."""
+    found = summary.measures or {}
+    return [measure for measure in run_measures() if measure.is_own and measure.key in found]
 
 
 @contextmanager
@@ -72,14 +102,26 @@ def added(*measures: RunMeasure | DeviceMeasure) -> Iterator[None]:
         _more_of_runs, _more_of_devices = before
 
 
-def own_numbers(facts: "RunFacts") -> dict[str, Number]:
-    """Return the numbers of a run that have no field in `RunSummary`, by key."""
-    return {m.key: m.of(facts) for m in run_measures() if m.is_own}
+def own_numbers(facts: "RunFacts", view: View = "json") -> dict[str, Number]:
+    """Return the numbers of a run that have no field in `RunSummary`, by key.
+
+    Args:
+        facts: Of the run.
+        view: Those that this view has.
+    """
+    return {m.key: m.of(facts) for m in run_measures() if m.is_own and view in m.views}
 
 
-def own_numbers_of_devices(facts: "RunFacts") -> dict[str, dict[str, Number]]:
-    """Return the numbers of devices that have no field in `DeviceSummary`, by key and device."""
-    return {m.key: dict(m.of(facts)) for m in device_measures() if m.is_own}
+def own_numbers_of_devices(
+    facts: "RunFacts", view: View = "json"
+) -> dict[str, Mapping[str, Number]]:
+    """Return the numbers of devices that have no field in `DeviceSummary`, by key and device.
+
+    Args:
+        facts: Of the run.
+        view: Those that this view has.
+    """
+    return {m.key: m.of(facts) for m in device_measures() if m.is_own and view in m.views}
 
 
 def numbers_of(device: str, numbers: Mapping[str, Mapping[str, Number]]) -> dict[str, Number]:

@@ -1,5 +1,8 @@
 """The catalogue of the numbers of each device of a run."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from fairbed.coordinator.report.measures.entry import (
     JOULES,
     SECONDS,
@@ -13,11 +16,35 @@ from fairbed.coordinator.report.measures.entry import (
 )
 from fairbed.coordinator.report.quantities import LEAST, MISSING, bandwidth
 
+if TYPE_CHECKING:
+    from fairbed.coordinator.report.summary_schema import RunSummary
+
+NOTABLE_DIVERGENCE = 1e-6
+"""Smallest divergence of the weights from the shares of examples that is shown, nats."""
+
 NEEDS = f"it needs {LEAST} timed exchanges, and half of all"
-HELD_OUT = "on its held-out examples, in the latest evaluation"
+HELD_OUT = "on the held-out examples of the device"
 
 DEGREES = Format(lambda value: MISSING if value is None else f"{value:.0f}")
 BITS = Format(bandwidth, True)
+
+
+def _of_any(key: str) -> "Callable[[RunSummary], bool]":
+    """Return whether a device of a run has a number."""
+    return lambda s: any(getattr(device, key) is not None for device in s.fleet)
+
+
+def _has_exchanges(s: "RunSummary") -> bool:
+    return s.exchange.count > 0
+
+
+def _has_training_times(s: "RunSummary") -> bool:
+    return any(device.samples["train_s_median"].n for device in s.fleet)
+
+
+def _differs_from_selection(s: "RunSummary") -> bool:
+    return any(device.aggregation_rate != device.selection_rate for device in s.fleet)
+
 
 DEVICE: tuple[DeviceMeasure, ...] = (
     DeviceMeasure(
@@ -181,7 +208,7 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         name="aggregation rate",
         meaning="Aggregated updates / rounds since the device joined",
         show=TextColumnOf(heading="agg rate", priority=5),
-        report=PageColumnOf(heading="agg rate", has_bar=True),
+        report=PageColumnOf(heading="agg rate", has_bar=True, is_known=_differs_from_selection),
         room=FleetColumnOf(
             key="aggregated",
             heading="agg",
@@ -196,10 +223,10 @@ DEVICE: tuple[DeviceMeasure, ...] = (
     DeviceMeasure(
         key="queue",
         name="virtual queue",
-        meaning="Virtual queue of RBCS-F after the last round: the deficit of selections",
+        meaning="Virtual queue of RBCS-F: the deficit of selections",
         format=TWO_DIGITS,
         show=TextColumnOf(heading="queue Z", priority=4),
-        report=PageColumnOf(heading="queue Z"),
+        report=PageColumnOf(heading="queue Z", is_known=lambda s: s.fairness.beta is not None),
         room=FleetColumnOf(
             key="queue",
             heading="Z",
@@ -235,7 +262,7 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         unit="s",
         format=SECONDS,
         show=TextColumnOf(heading="median s", priority=0),
-        report=PageColumnOf(heading="median s", has_bar=True),
+        report=PageColumnOf(heading="median s", has_bar=True, is_known=_has_exchanges),
     ),
     DeviceMeasure(
         key="train_s_median",
@@ -244,14 +271,16 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         unit="s",
         format=SECONDS,
         show=TextColumnOf(heading="train s", priority=7),
-        report=PageColumnOf(heading="train s"),
+        report=PageColumnOf(heading="train s", is_known=_has_training_times),
     ),
     DeviceMeasure(
         key="accuracy",
         name="accuracy",
         meaning=f"Accuracy of the global model {HELD_OUT}",
-        show=TextColumnOf(heading="accuracy", priority=0),
-        report=PageColumnOf(heading="accuracy", has_bar=True),
+        show=TextColumnOf(
+            heading="accuracy", priority=0, is_known=lambda s: s.task != "regression"
+        ),
+        report=PageColumnOf(heading="accuracy", has_bar=True, is_known=_of_any("accuracy")),
         room=FleetColumnOf(
             key="accuracy", heading="acc", wide_heading="accuracy", letter="a", priority=1
         ),
@@ -261,8 +290,8 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         key="auroc",
         name="AUROC",
         meaning=f"Area under the ROC curve of the global model {HELD_OUT}",
-        show=TextColumnOf(heading="AUROC", priority=2),
-        report=PageColumnOf(heading="AUROC", has_bar=True),
+        show=TextColumnOf(heading="AUROC", priority=2, is_known=lambda s: s.auroc is not None),
+        report=PageColumnOf(heading="AUROC", has_bar=True, is_known=_of_any("auroc")),
         room=FleetColumnOf(
             key="auroc", heading="AUROC", wide_heading="AUROC", letter="f", priority=2
         ),
@@ -271,8 +300,8 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         key="rmse",
         name="RMSE",
         meaning=f"Root mean squared error of the global model {HELD_OUT}",
-        show=TextColumnOf(heading="RMSE", priority=0),
-        report=PageColumnOf(heading="RMSE"),
+        show=TextColumnOf(heading="RMSE", priority=0, is_known=lambda s: s.task == "regression"),
+        report=PageColumnOf(heading="RMSE", is_known=_of_any("rmse")),
         room=FleetColumnOf(
             key="rmse",
             heading="RMSE",
@@ -292,14 +321,17 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         name="personal model",
         meaning="Accuracy of its personal model, or its RMSE",
         in_json=False,
-        report=PageColumnOf(heading="personal"),
+        report=PageColumnOf(heading="personal", is_known=lambda s: s.personal is not None),
     ),
     DeviceMeasure(
         key="weight_ratio",
         name="weight ratio",
         meaning="Weight in merges / share of the examples there",
         format=TWO_DIGITS,
-        report=PageColumnOf(heading="weight"),
+        report=PageColumnOf(
+            heading="weight",
+            is_known=lambda s: (s.weights.divergence or 0.0) >= NOTABLE_DIVERGENCE,
+        ),
     ),
     DeviceMeasure(
         key="energy_j",
@@ -307,8 +339,8 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         meaning="Sum over its exchanges with a known energy, idle power included",
         unit="J",
         format=JOULES,
-        show=TextColumnOf(heading="energy", priority=3),
-        report=PageColumnOf(heading="energy"),
+        show=TextColumnOf(heading="energy", priority=3, is_known=lambda s: s.energy is not None),
+        report=PageColumnOf(heading="energy", is_known=lambda s: s.energy is not None),
         room=FleetColumnOf(
             key="energy",
             heading="energy",
@@ -324,7 +356,7 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         name="epsilon",
         meaning="epsilon of the updates with local noise that left it",
         format=TWO_DIGITS,
-        report=PageColumnOf(heading="epsilon"),
+        report=PageColumnOf(heading="epsilon", is_known=lambda s: s.privacy is not None),
     ),
 )
 """All of them; the tables of devices have them in this order."""

@@ -6,14 +6,16 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.report.measures.scales import MetricKind
 from fairbed.coordinator.report.quantities import (
     MISSING,
     SampleCount,
+    cell,
     energy,
+    known_energy,
     of_enough,
     percent,
     ratio,
@@ -54,6 +56,10 @@ class Number(Struct, frozen=True):
     """Why there is no value; empty if there is one."""
 
 
+UNKNOWN = Number(None, None, NOT_RECORDED)
+"""Of a device for which a source has no number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """How a number is written."""
@@ -61,6 +67,8 @@ class Format:
     text: Callable[[float | None], str]
     has_unit: bool = False
     """The text has the unit, with a prefix: `4.8 kJ`."""
+    of_sample: Callable[[float | None, SampleCount], str] | None = None
+    """Text in a table, with the exchanges behind it; None: without them, or why there is none."""
 
 
 def whole(value: float | None) -> str:
@@ -74,7 +82,8 @@ RATIO, TWO_DIGITS, FOUR_DIGITS = (
     Format(lambda value: ratio(value, 4)),
 )
 SECONDS, WHOLE = Format(seconds), Format(whole)
-JOULES, BYTES, PERCENT = Format(energy, True), Format(size, True), Format(percent, True)
+JOULES, BYTES = Format(energy, True, known_energy), Format(size, True)
+PERCENT = Format(percent, True)
 SIGNED_PERCENT = Format(lambda value: percent(value, is_signed=True), True)
 
 Value: TypeAlias = "Number | float | None"
@@ -295,6 +304,11 @@ class RunMeasure:
         return stated(number, self.with_unit)
 
 
+def always(_summary: "RunSummary") -> bool:
+    """Every run has a column."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextColumnOf:
     """A measure in the table of devices of `fairbed show`."""
@@ -302,6 +316,8 @@ class TextColumnOf:
     heading: str
     priority: int = 10
     """Columns that do not fit are left out, the highest number first; never those with 0."""
+    is_known: "Callable[[RunSummary], bool]" = always
+    """Whether a run has the column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +326,9 @@ class PageColumnOf:
 
     heading: str
     has_bar: bool = False
-    """A bar behind the text is as long as the value is a ratio."""
+    """A bar behind the text: its length is a ratio, or the value / the largest of the fleet."""
+    is_known: "Callable[[RunSummary], bool]" = always
+    """Whether a run has the column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +376,15 @@ class DeviceMeasure:
     prometheus: str = ""
     """Name of its gauge, after `fairbed_device_`."""
 
+    def __post_init__(self) -> None:
+        """Check that a measure with a source is in the JSON, where its readers find it.
+
+        Raises:
+            ValueError: It is not.
+        """
+        if self.is_own and not self.in_json:
+            raise ValueError(f"{self.key}: a measure with a source must be in the JSON")
+
     @property
     def is_own(self) -> bool:
         """It has no field in `DeviceSummary`."""
@@ -382,17 +409,31 @@ class DeviceMeasure:
 
     def value(self, device: Any) -> float | None:
         """Return it of a device of the summary, the control room or the exporter."""
-        found: float | None
-        if self.is_own:
-            number = device.measures.get(self.key) if device.measures else None
-            found = None if number is None else number.value
-        else:
-            found = getattr(device, self.key)
+        found: float | None = (
+            self.number(device).value if self.is_own else getattr(device, self.key)
+        )
         return found
+
+    def number(self, device: Any) -> Number:
+        """Return it of a device, with the exchanges behind it where the device has their count."""
+        if self.is_own:
+            found: Number = (device.measures or {}).get(self.key, UNKNOWN)
+            return found
+        samples: Mapping[str, SampleCount] = getattr(device, "samples", {})
+        return Number(getattr(device, self.key), samples.get(self.key))
 
     def text(self, value: float | None) -> str:
         """Return a value without a unit that stands in a heading."""
         return self.format.text(value)
+
+    def cell(self, device: Any) -> str:
+        """Return its text in a table of devices: the number, or why there is none."""
+        number = self.number(device)
+        if number.sample is None:
+            return self.text(number.value)
+        if self.format.of_sample is not None:
+            return self.format.of_sample(number.value, number.sample)
+        return cell(self.text(number.value), number.value, number.sample)
 
 
 def as_number(value: Value) -> Number:
@@ -425,6 +466,6 @@ def number_at(summary: "RunSummary", place: str) -> Number:
 
 
 def _part(whole: Any, name: str) -> Any:
-    if whole is None:
+    if whole is None or whole is UNSET:
         return None
     return whole.get(name) if isinstance(whole, Mapping) else getattr(whole, name)

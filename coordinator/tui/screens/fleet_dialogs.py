@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from fairbed.coordinator.tui.fleet_columns import ARROWS, COLUMNS, PHASE_BAR, FleetColumn, Order
+from fairbed.coordinator.tui.fleet_columns import ARROWS, PHASE_BAR, FleetColumn, Order, all_columns
 
 JOINED = ("o", "", "order in which the devices joined")
 """Letter, key and words of the order without a column."""
@@ -81,7 +81,7 @@ class ColumnsDialog(ModalScreen[tuple[tuple[str, ...] | None] | None]):
     def __init__(self, shown: Sequence[str]) -> None:
         super().__init__()
         self._shown = set(shown)
-        self._columns = [column for column in COLUMNS if column.key != "name"]
+        self._columns = [column for column in all_columns() if column.key != "name"]
 
     def compose(self) -> ComposeResult:
         """Build the list."""

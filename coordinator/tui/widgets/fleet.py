@@ -20,11 +20,11 @@ from fairbed.coordinator.tui.bars import bar
 from fairbed.coordinator.tui.filters import Filter
 from fairbed.coordinator.tui.fleet_columns import (
     ARROWS,
-    BY_KEY,
     PHASE_BAR,
     FleetColumn,
     Order,
     arranged,
+    by_key,
     columns_of,
     fitting,
     widths_of,
@@ -351,7 +351,7 @@ class FleetTable(DataTable[Text]):
         self._shown = fitting(widths, available, always=self._by.key)
         self._scale_s = bar_scale_s(self._view) if PHASE_BAR in self._shown else 0.0
         left_out = len(widths) - len(self._shown) if self._chosen is not None else 0
-        by = BY_KEY.get(self._by.key)
+        by = by_key().get(self._by.key)
         notes = (
             f"by {by.wide_heading} {ARROWS[self._by.is_largest_first]}" if by else "",
             f"{left_out} chosen columns do not fit" if left_out else "",
