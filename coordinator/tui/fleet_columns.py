@@ -178,12 +178,11 @@ def column_of(measure: DeviceMeasure, letter: str) -> FleetColumn:
     place = measure.room
     assert place is not None
     form = place.format or measure.format
-    more = f" {place.more}." if place.more else ""
     return FleetColumn(
         place.key,
         place.heading,
         place.wide_heading,
-        f"{measure.meaning}.{more}",
+        f"{measure.meaning}{place.more}.",
         place.letter or letter,
         place.priority,
         place.min_width,

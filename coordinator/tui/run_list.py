@@ -241,7 +241,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         "energy",
         lambda x: known_energy(x.energy_j, x.energy_sample),
         lambda x: x.energy_j,
-        "Sum of the known energies of exchanges, joules; of how many, unless of all.",
+        f"{run_measure('energy_j').meaning}, joules; of how many, unless of all.",
     ),
     RunColumn(
         "devices",

@@ -246,7 +246,7 @@ def _exchanges(totals: Totals) -> Iterator[Metric]:
     if sums.energy_j is not None:
         yield CounterMetricFamily(
             "fairbed_exchange_energy_joules",
-            f"{run_measure('energy_j').meaning}.",
+            f"{run_measure('energy_j').meaning}, joules.",
             value=sums.energy_j,
         )
         yield CounterMetricFamily(

@@ -69,7 +69,7 @@ DEVICE: tuple[DeviceMeasure, ...] = (
             wide_heading="clock",
             letter="c",
             priority=12,
-            more="! while it is throttled",
+            more="; ! while it is throttled",
         ),
     ),
     DeviceMeasure(
@@ -199,7 +199,7 @@ DEVICE: tuple[DeviceMeasure, ...] = (
             wide_heading="rate",
             letter="r",
             priority=3,
-            more="≥ in the heading is the guaranteed rate (beta); ! marks a rate below it",
+            more=". ≥ in the heading is the guaranteed rate (beta); ! marks a rate below it",
             format=TWO_DIGITS,
         ),
     ),
@@ -215,8 +215,8 @@ DEVICE: tuple[DeviceMeasure, ...] = (
             wide_heading="aggregated",
             letter="g",
             priority=9,
-            more="Lower than the selection rate if updates are late or fail. ! marks a rate below "
-            "the guarantee",
+            more="; lower than the selection rate if updates are late or fail. ! marks a rate "
+            "below the guarantee",
             format=TWO_DIGITS,
         ),
     ),
@@ -235,7 +235,7 @@ DEVICE: tuple[DeviceMeasure, ...] = (
             priority=4,
             min_width=4,
             is_largest_first=True,
-            more="It grows by beta in each round and falls by 1 when the device is selected",
+            more=". It grows by beta in each round and falls by 1 when the device is selected",
         ),
         prometheus="virtual_queue",
     ),

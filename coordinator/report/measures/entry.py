@@ -349,7 +349,7 @@ class FleetColumnOf:
     is_largest_first: bool = False
     """What deserves attention first is large: a time, a queue, a temperature."""
     more: str = ""
-    """What the column shows beside the number, after its meaning."""
+    """What the column shows beside the number, after its meaning and without a full stop."""
     format: Format | None = None
     """None: that of the measure."""
 

@@ -337,8 +337,7 @@ EXCHANGES = (
     RunMeasure(
         key="energy_j",
         name="energy",
-        meaning="Sum of the known energies of exchanges; compared where the energy of every "
-        "aggregated exchange is known",
+        meaning="Sum of the known energies of exchanges",
         source=Summary(_whole_energy),
         unit="J",
         format=JOULES,
