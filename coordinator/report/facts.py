@@ -38,7 +38,7 @@ MAX_ENTRIES = 50_000_000
 
 TEXTS = ("device", "outcome", "codec_down", "codec_up")
 BASE = ("device", "outcome", "is_valid", "tau_s")
-"""Columns of the exchanges that tell which of them are timed."""
+"""Columns of the exchanges from which it follows which are timed."""
 COLUMNS = (
     *BASE,
     "round",

@@ -44,8 +44,8 @@ from fairbed.coordinator.report.measures import (
     device_measures,
     own_of,
     run_measure,
-    said,
     stated,
+    text_of,
 )
 from fairbed.coordinator.report.measures.entry import DeviceMeasure, PageColumnOf, number_at
 from fairbed.coordinator.report.quality import noise_mark
@@ -473,7 +473,7 @@ def _tiles(run: RunPage) -> Markup:
         (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,
         _exchange_tile(x) if s.rounds_completed else None,
         (
-            said(s, "energy_j"),
+            text_of(s, "energy_j"),
             f"{run_measure('energy_j').report} of {s.energy.samples['total_j']} exchanges",
         )
         if s.energy is not None and s.accuracy.mean is None

@@ -10,8 +10,8 @@ from fairbed.coordinator.report.measures import (
     device_measures,
     own_of,
     run_measure,
-    said,
     stated,
+    text_of,
 )
 from fairbed.coordinator.report.measures.device import NOTABLE_DIVERGENCE
 from fairbed.coordinator.report.quality import examples_text, noise_mark, whole_percent
@@ -120,9 +120,9 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_costs(s),
         (
             "selection",
-            f"selection rate: min {said(s, 'min_rate_selected')}; "
-            f"aggregation rate: min {said(s, 'min_rate_aggregated')}; "
-            f"{guarantee(fair)}; Jain index {said(s, 'jain')}",
+            f"selection rate: min {text_of(s, 'min_rate_selected')}; "
+            f"aggregation rate: min {text_of(s, 'min_rate_aggregated')}; "
+            f"{guarantee(fair)}; Jain index {text_of(s, 'jain')}",
         ),
         ("fairness", _queues(s)),
         *_invariant(fair),
@@ -135,8 +135,8 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_queries(s),
         (
             "traffic",
-            f"{said(s, 'down_bytes')} down{_named(x.codecs_down)}, "
-            f"{said(s, 'up_bytes')} up{_named(x.codecs_up)}",
+            f"{text_of(s, 'down_bytes')} down{_named(x.codecs_down)}, "
+            f"{text_of(s, 'up_bytes')} up{_named(x.codecs_up)}",
         ),
         *_energy(s),
         *_privacy(s),
@@ -173,28 +173,30 @@ def _with_own(pairs: Sequence[tuple[str, str]], s: RunSummary) -> list[tuple[str
 
 def _quality(s: RunSummary) -> list[tuple[str, str]]:
     """Return the accuracy, with two classes the AUROC, or the error of regression."""
-    a, e, loss = s.accuracy, s.error, f"loss {said(s, 'loss_mean')} ± {said(s, 'loss_std')}"
+    a, e, loss = s.accuracy, s.error, f"loss {text_of(s, 'loss_mean')} ± {text_of(s, 'loss_std')}"
     worst = noise_mark(a.noise.worst10_share) if a.noise else ""
     best = noise_mark(a.noise.best10_share) if a.noise else ""
     if s.task == "regression":
         if e is None:
             return [("error", f"RMSE mean {MISSING}; {loss}")]
         text = (
-            f"RMSE mean {said(s, 'rmse_mean')}, worst 10 % {said(s, 'rmse_worst10')}, best 10 % "
-            f"{said(s, 'rmse_best10')}; mean absolute error {said(s, 'mae_mean')}; {loss}"
+            f"RMSE mean {text_of(s, 'rmse_mean')}, worst 10 % {text_of(s, 'rmse_worst10')}, "
+            f"best 10 % {text_of(s, 'rmse_best10')}; mean absolute error "
+            f"{text_of(s, 'mae_mean')}; {loss}"
         )
         return [("error", text)]
     text = (
-        f"mean {said(s, 'accuracy_mean')}, worst 10 % {said(s, 'accuracy_worst10')}{worst}, "
-        f"best 10 % {said(s, 'accuracy_best10')}{best}, Gini {said(s, 'accuracy_gini')}; {loss}"
+        f"mean {text_of(s, 'accuracy_mean')}, worst 10 % "
+        f"{text_of(s, 'accuracy_worst10')}{worst}, best 10 % "
+        f"{text_of(s, 'accuracy_best10')}{best}, Gini {text_of(s, 'accuracy_gini')}; {loss}"
     )
     lines = [("accuracy", text)]
     if s.positions is not None:
         p, what = s.positions, "labels" if s.task == "multi-label" else "positions"
         lines[0] = ("accuracy", f"of {what}: {text}")
         exact = (
-            f"all {what} right in {said(s, 'exact_match_mean')} of the examples, mean over "
-            f"devices; in {said(s, 'exact_match_pooled')} over all examples"
+            f"all {what} right in {text_of(s, 'exact_match_mean')} of the examples, mean over "
+            f"devices; in {text_of(s, 'exact_match_pooled')} over all examples"
         )
         lines.append((what, f"{exact}{_perplexity(s)}"))
         if p.iou_mean is not None:
@@ -202,8 +204,8 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
     if s.auroc is None:
         return lines
     auroc = (
-        f"mean {said(s, 'auroc_mean')}, worst 10 % {said(s, 'auroc_worst10')}; "
-        f"over all examples {said(s, 'auroc_pooled')}"
+        f"mean {text_of(s, 'auroc_mean')}, worst 10 % {text_of(s, 'auroc_worst10')}; "
+        f"over all examples {text_of(s, 'auroc_pooled')}"
     )
     return [*lines, ("AUROC", auroc)]
 
@@ -211,9 +213,9 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
 def _classes(s: RunSummary, p: Positions) -> str:
     """Return a text about the classes at positions."""
     text = (
-        f"IoU mean {said(s, 'iou_mean')}, over all examples {said(s, 'iou_pooled')}; accuracy of a "
-        f"class, mean {said(s, 'class_accuracy_mean')}, over all examples "
-        f"{said(s, 'class_accuracy_pooled')}"
+        f"IoU mean {text_of(s, 'iou_mean')}, over all examples {text_of(s, 'iou_pooled')}; "
+        f"accuracy of a class, mean {text_of(s, 'class_accuracy_mean')}, over all examples "
+        f"{text_of(s, 'class_accuracy_pooled')}"
     )
     known = [
         (value, at) for at, value in enumerate(p.class_accuracy_of_classes) if value is not None
@@ -229,7 +231,7 @@ def _perplexity(s: RunSummary) -> str:
     """Return the perplexity as text to append; labels that exclude no other have none."""
     if s.positions is None or s.task == "multi-label":
         return ""
-    return f"; perplexity {said(s, 'perplexity')}"
+    return f"; perplexity {text_of(s, 'perplexity')}"
 
 
 def _energy(s: RunSummary) -> list[tuple[str, str]]:
@@ -320,16 +322,16 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         return []
     counted = "examples" if s.positions is None else "targets"
     text = (
-        f"variance {said(s, 'accuracy_variance')}"
+        f"variance {text_of(s, 'accuracy_variance')}"
         f"{noise_mark(a.noise.variance_share) if a.noise else ''}, "
-        f"standard deviation {said(s, 'accuracy_std')}, gap {said(s, 'accuracy_gap')}, "
-        f"Jain index of accuracy {said(s, 'accuracy_jain')}; by {counted}: mean "
-        f"{said(s, 'accuracy_pooled')}, worst 10 % {said(s, 'accuracy_worst10_pooled')}"
+        f"standard deviation {text_of(s, 'accuracy_std')}, gap {text_of(s, 'accuracy_gap')}, "
+        f"Jain index of accuracy {text_of(s, 'accuracy_jain')}; by {counted}: mean "
+        f"{text_of(s, 'accuracy_pooled')}, worst 10 % {text_of(s, 'accuracy_worst10_pooled')}"
     )
     if e is not None:
         text = (
-            f"standard deviation {said(s, 'rmse_std')}, gap {said(s, 'rmse_gap')}; over all "
-            f"examples: RMSE {said(s, 'rmse_pooled')}, R2 {said(s, 'r2_pooled')}"
+            f"standard deviation {text_of(s, 'rmse_std')}, gap {text_of(s, 'rmse_gap')}; over all "
+            f"examples: RMSE {text_of(s, 'rmse_pooled')}, R2 {text_of(s, 'r2_pooled')}"
         )
     pairs = [("spread", text)]
     if s.aggregation.rule in ("corefed", "propfair"):
@@ -377,12 +379,14 @@ def _product(value: float | None) -> str:
 
 def _durations(s: RunSummary) -> str:
     """Return the durations of the rounds and of the run, in virtual time for a replay."""
-    devices = f"{said(s, 'device_s')} {run_measure('device_s').name}"
+    devices = f"{text_of(s, 'device_s')} {run_measure('device_s').name}"
     if s.clock == "virtual":
-        replayed = f"{said(s, 'virtual_s')} of virtual time in rounds, replayed in"
+        replayed = f"{text_of(s, 'virtual_s')} of virtual time in rounds, replayed in"
         return f"{replayed} {seconds(s.wall_s)} s; {devices}"
     dilated = f", time dilation {s.dilation:.3g}" if s.dilation != 1.0 else ""
-    return f"{said(s, 'virtual_s')} in rounds, {said(s, 'wall_s')} in total{dilated}; {devices}"
+    return (
+        f"{text_of(s, 'virtual_s')} in rounds, {text_of(s, 'wall_s')} in total{dilated}; {devices}"
+    )
 
 
 def _round_times(s: RunSummary) -> str:
@@ -391,7 +395,7 @@ def _round_times(s: RunSummary) -> str:
     if s.round_s.median is None:
         return f"no median ({sample} not void, {sample.why_none})"
     of = "" if sample.n == sample.of else f" ({sample})"
-    return f"median {said(s, 'round_median_s')} s, p95 {said(s, 'round_p95_s')} s{of}"
+    return f"median {text_of(s, 'round_median_s')} s, p95 {text_of(s, 'round_p95_s')} s{of}"
 
 
 def _exchange_times(s: RunSummary) -> str:
@@ -399,7 +403,9 @@ def _exchange_times(s: RunSummary) -> str:
     sample = s.exchange.samples["median_s"]
     if s.exchange.median_s is None:
         return f"no median ({sample} timed, {sample.why_none})"
-    return f"median {said(s, 'tau_median_s')} s, p95 {said(s, 'tau_p95_s')} s ({sample} timed)"
+    return (
+        f"median {text_of(s, 'tau_median_s')} s, p95 {text_of(s, 'tau_p95_s')} s ({sample} timed)"
+    )
 
 
 def _queues(s: RunSummary) -> str:
@@ -407,9 +413,9 @@ def _queues(s: RunSummary) -> str:
     if s.queues.total is None:
         return "no virtual queues"
     return (
-        f"{run_measure('queue_total').name} {said(s, 'queue_total')}, largest "
-        f"{said(s, 'queue_largest')} after the last round; mean sum "
-        f"{said(s, 'queue_mean_total')}, max {said(s, 'queue_max')} over all rounds"
+        f"{run_measure('queue_total').name} {text_of(s, 'queue_total')}, largest "
+        f"{text_of(s, 'queue_largest')} after the last round; mean sum "
+        f"{text_of(s, 'queue_mean_total')}, max {text_of(s, 'queue_max')} over all rounds"
     )
 
 
@@ -550,7 +556,7 @@ def _weights(s: RunSummary) -> list[tuple[str, str]]:
     if w.divergence is None or w.divergence < NOTABLE_DIVERGENCE:
         return []
     ends = [f"{ratio(ratios.get(name), 2)} ({name})" for name in (w.lowest, w.highest) if name]
-    divergence = f"divergence {said(s, 'weight_divergence')}"
+    divergence = f"divergence {text_of(s, 'weight_divergence')}"
     text = f"{' to '.join(ends)} times the share of examples; {divergence}"
     return [("weights", f"{s.aggregation.rule}: {text}")]
 
@@ -605,14 +611,14 @@ def _attackers(s: RunSummary) -> list[tuple[str, str]]:
     )
     text = (
         f"{kinds}: {percent(a.device_share)} of the devices, "
-        f"{said(s, 'malicious_selections')} of the selections, "
-        f"{said(s, 'malicious_weight')} of the weight{defence}"
+        f"{text_of(s, 'malicious_selections')} of the selections, "
+        f"{text_of(s, 'malicious_weight')} of the weight{defence}"
     )
-    benign = f"loss {said(s, 'benign_loss_mean')} ± {ratio(a.loss_std)}"
+    benign = f"loss {text_of(s, 'benign_loss_mean')} ± {ratio(a.loss_std)}"
     if s.task != "regression":
         benign = (
-            f"accuracy: mean {said(s, 'benign_accuracy_mean')}, worst 10 % "
-            f"{said(s, 'benign_accuracy_worst10')}"
+            f"accuracy: mean {text_of(s, 'benign_accuracy_mean')}, worst 10 % "
+            f"{text_of(s, 'benign_accuracy_worst10')}"
             f"{noise_mark(a.noise.worst10_share) if a.noise else ''}, standard deviation "
             f"{ratio(a.accuracy_std)}{_of_variance(a.noise)}; {benign}"
         )

@@ -56,7 +56,7 @@ def device_measure(key: str) -> DeviceMeasure:
     return {measure.key: measure for measure in device_measures()}[key]
 
 
-def said(summary: "RunSummary", key: str) -> str:
+def text_of(summary: "RunSummary", key: str) -> str:
     """Return the text of a number of a summary, without a unit that is not part of it.
 
     Raises:
