@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fairbed.coordinator.report.facts import RunFacts
     from fairbed.coordinator.report.summary_schema import RunSummary
 
+_RUN = {measure.key: measure for measure in of_run.RUN}
+_DEVICE = {measure.key: measure for measure in of_device.DEVICE}
 _more_of_runs: tuple[RunMeasure, ...] = ()
 _more_of_devices: tuple[DeviceMeasure, ...] = ()
 
@@ -44,7 +46,7 @@ def run_measure(key: str) -> RunMeasure:
     Raises:
         KeyError: There is none of this key.
     """
-    return {measure.key: measure for measure in run_measures()}[key]
+    return _RUN.get(key) or {measure.key: measure for measure in _more_of_runs}[key]
 
 
 def device_measure(key: str) -> DeviceMeasure:
@@ -53,7 +55,7 @@ def device_measure(key: str) -> DeviceMeasure:
     Raises:
         KeyError: There is none of this key.
     """
-    return {measure.key: measure for measure in device_measures()}[key]
+    return _DEVICE.get(key) or {measure.key: measure for measure in _more_of_devices}[key]
 
 
 def text_of(summary: "RunSummary", key: str) -> str:
