@@ -201,12 +201,14 @@ class RunFacts:
         """The queues of the policy; those of the selection history if it has none.
 
         So all policies can be compared by one guarantee. None without a round, and if the history
-        is too large.
+        lacks devices that were not selected or is too large.
         """
         plan = self.reader.plan
         if not self.rounds:
             return None
         if plan.beta is None and plan.selection.beta is not None:
+            if not self.reader.lists_all_selections:
+                return None
             rounds = [row.round for row in self.rounds]
             counts = list(self.counts.values())
             return virtual_queues_of(self.reader, rounds, counts, plan.selection.beta)

@@ -36,6 +36,7 @@ from fairbed.coordinator.report.markup import (
     HtmlColumn,
     Markup,
     Row,
+    Tone,
     html_table,
     join,
     tag,
@@ -684,10 +685,7 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
     """Return the columns of the table of devices for which the run has numbers."""
     s = run.summary
     beta = s.fairness.beta
-
-    counted_rates = (
-        "selection_rate" if s.fairness.queue_counts == "selected" else ("aggregation_rate")
-    )
+    guaranteed = "selection_rate" if s.fairness.queue_counts == "selected" else "aggregation_rate"
 
     def measured(measure: DeviceMeasure, place: PageColumnOf) -> _DeviceColumn:
         values = [measure.value(device) or 0.0 for device in s.fleet] if measure.unit else []
@@ -698,11 +696,11 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
             value, share = number.value, None
             if place.has_bar and value is not None:
                 share = value if not measure.unit else value / largest if largest else None
-            is_low = measure.key == counted_rates and None not in (beta, value) and value < beta
-            is_quiet = (
-                value is None and number.sample is not None and measure.format.of_sample is None
-            )
-            tone = "bad" if is_low else "quiet" if is_quiet else ""
+            tone: Tone = ""
+            if beta is not None and value is not None and measure.key == guaranteed:
+                tone = "bad" if value < beta else ""
+            elif value is None and number.sample and measure.format.of_sample is None:
+                tone = "quiet"
             return HtmlCell(measure.cell(device), value, share=share, tone=tone)
 
         return HtmlColumn(place.heading, title=measure.meaning), cell_of

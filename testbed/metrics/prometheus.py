@@ -262,7 +262,8 @@ def _numbers(totals: Totals) -> Iterator[Metric]:
         if measure.prometheus:
             number = totals.numbers.get(measure.key)
             text = f"{measure.meaning}."
-            yield _gauge(f"fairbed_{measure.prometheus}", text, number and number.value)
+            value = None if number is None else number.value
+            yield _gauge(f"fairbed_{measure.prometheus}", text, value)
 
 
 def _fleet(totals: Totals) -> Iterator[Metric]:

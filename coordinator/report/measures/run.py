@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 TOO_FEW = "too few timed exchanges"
 NO_HISTORY = "the store has no selections by device"
-NO_QUEUES = "the selection history is too large for queues"
+NO_QUEUES = "the store has no selections of all devices, or too many for queues"
 NO_TESTS = "no device has held-out examples"
 NO_BENIGN = "no benign device has held-out examples, or no device is malicious"
 NO_PERSONAL = "no personal model was tested"
