@@ -64,7 +64,7 @@ UPLOAD = DeviceMeasure(
     source=Exchanges("upload_s", "mean").of_devices,
     show=TextColumnOf(heading="upload s", priority=0),
     report=PageColumnOf(heading="upload s"),
-    room=FleetColumnOf(key="upload", heading="upl s", wide_heading="upload s", priority=0),
+    room=FleetColumnOf(key="upload_mean", heading="upl s", wide_heading="upload s", priority=0),
     prometheus="upload_mean_seconds",
 )
 LATE = RunMeasure(
@@ -126,7 +126,7 @@ def test_a_new_entry_is_in_every_view_that_it_names(reader: RunReader) -> None:
     assert view is not None
     assert view.measures[SLOWEST.key] == Number(p99, sample)
     assert tiles["P99 TRAIN"] == f"{SLOWEST.meaning}."
-    (column,) = [x for x in columns if x.key == "upload"]
+    (column,) = [x for x in columns if x.key == "upload_mean"]
     assert column.value(view.devices[0]) == upload
     assert column.letter in LETTERS
     for text in ("`train_p99_s`", "`fairbed_train_p99_seconds`", "| `upload_s_mean` |"):
