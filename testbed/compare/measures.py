@@ -68,6 +68,11 @@ def keys_of(group: Group) -> tuple[str, ...]:
     return tuple(metric.key for metric in known_metrics() if metric.group == group)
 
 
+def keys_with_table() -> tuple[str, ...]:
+    """Return the metrics with a table of their own, besides the primary one and the targets."""
+    return tuple(m.key for m in run_measures() if m.compare is not None and m.compare.has_table)
+
+
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
 FINAL_ERROR = "rmse_mean"
 """Of regression, which has no accuracy."""

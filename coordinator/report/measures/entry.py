@@ -206,6 +206,8 @@ class Compared:
     """Digits after the decimal point."""
     heading: str = ""
     """Empty: the name of the measure."""
+    has_table: bool = False
+    """It has a table of its own, with intervals, whether it is primary or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

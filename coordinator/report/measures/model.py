@@ -119,7 +119,7 @@ MODEL = (
             help="Mean over devices, each on its own held-out examples; RMSE of regression.",
             priority=1,
         ),
-        compare=Compared(group="accuracy", short="acc", better="more", kind=SHARE),
+        compare=Compared(has_table=True, group="accuracy", short="acc", better="more", kind=SHARE),
         prometheus="accuracy_mean_ratio",
         tensorboard="accuracy/mean",
     ),
@@ -132,7 +132,9 @@ MODEL = (
         show="accuracy",
         report="accuracy, worst 10 %",
         room=Tile(label="WORST 10 %", help="Mean over the worst tenth of the devices.", priority=5),
-        compare=Compared(group="accuracy", short="worst", better="more", kind=WORST_SHARE),
+        compare=Compared(
+            has_table=True, group="accuracy", short="worst", better="more", kind=WORST_SHARE
+        ),
         prometheus="accuracy_worst10_ratio",
         tensorboard="accuracy/worst10",
     ),
@@ -155,7 +157,7 @@ MODEL = (
         json="auroc.mean",
         show="AUROC",
         report="AUROC, mean over devices",
-        compare=Compared(group="quality", short="AUROC", better="more", kind=SHARE),
+        compare=Compared(has_table=True, group="quality", short="AUROC", better="more", kind=SHARE),
         prometheus="auroc_mean_ratio",
         tensorboard="auroc/mean",
     ),
@@ -224,7 +226,7 @@ MODEL = (
         json="error.rmse_mean",
         show="error",
         report="RMSE, mean over devices",
-        compare=Compared(group="quality", short="RMSE", better="less", kind=ERROR),
+        compare=Compared(has_table=True, group="quality", short="RMSE", better="less", kind=ERROR),
         prometheus="rmse_mean",
         tensorboard="rmse/mean",
     ),
@@ -236,7 +238,9 @@ MODEL = (
         json="error.rmse_worst10",
         show="error",
         report="RMSE, worst 10 %",
-        compare=Compared(group="quality", short="RMSE worst", better="less", kind=ERROR),
+        compare=Compared(
+            has_table=True, group="quality", short="RMSE worst", better="less", kind=ERROR
+        ),
         prometheus="rmse_worst10",
         tensorboard="rmse/worst10",
     ),
@@ -281,7 +285,13 @@ MODEL = (
         tensorboard="accuracy/gap",
     ),
     *noise_measures(
-        "accuracy", "fairness", "", "", _global_noise, _evaluated(NO_NOISE, "accuracy")
+        "accuracy",
+        "fairness",
+        "",
+        "",
+        _global_noise,
+        _evaluated(NO_NOISE, "accuracy"),
+        has_table=True,
     ),
     _of_model(
         "accuracy_best10",

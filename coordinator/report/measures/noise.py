@@ -37,6 +37,8 @@ def noise_measures(
     short: str,
     source: "Callable[[str], Summary]",
     why_none: "str | Callable[[RunSummary], str]",
+    *,
+    has_table: bool = False,
 ) -> tuple[RunMeasure, ...]:
     """Return worst 10 % and variance corrected for the noise of the test sets, and its shares.
 
@@ -47,6 +49,7 @@ def noise_measures(
         short: Begins the short headings.
         source: Gives the source of a field of the noise.
         why_none: Why a run lacks them.
+        has_table: The shrunken worst 10 % have a table of their own.
     """
     worst, variance = f"{of}worst 10 %", f"{of}variance"
 
@@ -62,7 +65,12 @@ def noise_measures(
 
     def compared(heading: str, better: Better | None, kind: MetricKind, digits: int) -> Compared:
         return Compared(
-            group=group, short=f"{short}{heading}", better=better, kind=kind, digits=digits
+            group=group,
+            short=f"{short}{heading}",
+            better=better,
+            kind=kind,
+            digits=digits,
+            has_table=has_table and kind is WORST_SHARE,
         )
 
     return (

@@ -88,7 +88,9 @@ TIMES = (
         json="virtual_s",
         show="rounds",
         report="in rounds",
-        compare=Compared(group="time", short="total", better="less", kind=TIME, digits=1),
+        compare=Compared(
+            has_table=True, group="time", short="total", better="less", kind=TIME, digits=1
+        ),
     ),
     RunMeasure(
         key="round_median_s",
@@ -122,7 +124,9 @@ TIMES = (
         format=DEVICE_TIME,
         json="device_s",
         show="rounds",
-        compare=Compared(group="time", short="device-s", better="less", kind=TIME, digits=1),
+        compare=Compared(
+            has_table=True, group="time", short="device-s", better="less", kind=TIME, digits=1
+        ),
     ),
     RunMeasure(
         key="wall_s",
@@ -308,7 +312,9 @@ SELECTION = (
         json="fairness.min_selection_rate",
         show="selection",
         report="lowest selection rate",
-        compare=Compared(group="selection", short="min sel", better="more", kind=RATE),
+        compare=Compared(
+            has_table=True, group="selection", short="min sel", better="more", kind=RATE
+        ),
         prometheus="selection_rate_min_ratio",
     ),
     RunMeasure(
@@ -459,7 +465,11 @@ PREDICTION = (
         show="prediction",
         report="Speed",
         compare=Compared(
-            group="prediction", short="mean err", better="less", kind=PREDICTION_ERROR
+            has_table=True,
+            group="prediction",
+            short="mean err",
+            better="less",
+            kind=PREDICTION_ERROR,
         ),
     ),
     RunMeasure(

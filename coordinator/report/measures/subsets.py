@@ -63,7 +63,9 @@ PERSONAL = (
         json="personal.accuracy_mean",
         show="personal",
         report="Accuracy",
-        compare=Compared(group="personal", short="personal", better="more", kind=SHARE),
+        compare=Compared(
+            has_table=True, group="personal", short="personal", better="more", kind=SHARE
+        ),
     ),
     RunMeasure(
         key="personal_accuracy_worst10",
@@ -101,7 +103,7 @@ ATTACK = (
         json="attackers.accuracy_mean",
         show="benign",
         report="Problems",
-        compare=Compared(group="attack", short="benign", better="more", kind=SHARE),
+        compare=Compared(has_table=True, group="attack", short="benign", better="more", kind=SHARE),
     ),
     RunMeasure(
         key="benign_accuracy_worst10",
