@@ -186,6 +186,17 @@ def test_each_name_of_a_view_is_given_once() -> None:
         assert len(set(names)) == len(names)
 
 
+def test_a_remote_view_has_no_statistic_of_the_exchanges_that_it_lacks(
+    reader: RunReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "is_replica", True)
+    with added(SLOWEST, UPLOAD), reader.snapshot():
+        facts = RunFacts(reader)
+        assert SLOWEST.of(facts).value is None
+        assert "newest exchanges only" in SLOWEST.of(facts).why_none
+        assert UPLOAD.of(facts) == {}
+
+
 def test_a_statistic_of_too_few_exchanges_has_a_reason(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", devices=4)
     run.play(1)

@@ -153,7 +153,8 @@ _PERCENTILES: Mapping[str, float] = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 class Exchanges:
     """A statistic of a column of the exchanges, of a run or of each device.
 
-    A percentile or mean needs 5 exchanges with a value, and half of all; a sum needs half.
+    A percentile or mean needs 5 exchanges with a value, and half of all; a sum needs half. A remote
+    view, which has the newest exchanges only, has none.
     """
 
     column: str
@@ -164,10 +165,14 @@ class Exchanges:
 
     def __call__(self, facts: "RunFacts") -> Number:
         """Return the number of a run."""
+        if facts.reader.is_replica:
+            return Number(None, None, "a remote view has the newest exchanges only")
         return self._of(self._values(facts))
 
     def of_devices(self, facts: "RunFacts") -> Mapping[str, Number]:
         """Return the number of each device that has an exchange, by name."""
+        if facts.reader.is_replica:
+            return {}
         values = self._values(facts)
         return {name: self._of(values[rows]) for name, rows in facts.exchanges.by_device().items()}
 
@@ -247,7 +252,7 @@ class RunMeasure:
     show: str = ""
     """Label of its line of `fairbed show`."""
     report: str = ""
-    """Its label in the HTML report."""
+    """Its label in the HTML report, or the topic of the sentence that has it."""
     room: Tile | None = None
     """Its tile in the control room."""
     compare: Compared | None = None
