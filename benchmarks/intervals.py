@@ -32,16 +32,15 @@ import numpy as np
 from scipy import stats
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.report.measures.scales import MetricKind, RunSize
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import Comparison, compare
 from fairbed.testbed.compare.differences import FAMILY_LEVEL, ArmValues, difference, on_scale
 from fairbed.testbed.compare.grid import Arm, Grid, load_grid
 from fairbed.testbed.compare.measures import (
     MACHINE_TIME,
-    METRICS,
-    MetricKind,
     RunMeasures,
-    RunSize,
+    known_metrics,
 )
 from fairbed.testbed.compare.pool import run_cells
 from fairbed.testbed.compare.statistics import CONFIDENCE, mean_interval
@@ -218,12 +217,12 @@ def aa_coverage(pool: Sequence[RunMeasures], draws: int) -> list[Row]:
     """Return the share of intervals of A/A differences that contain 0, by metric and seeds."""
     keys = [
         metric.key
-        for metric in METRICS
+        for metric in known_metrics()
         if metric.better
         and metric.key != MACHINE_TIME
         and all(run.values[metric.key] is not None for run in pool)
     ]
-    quantities = {metric.key: metric.quantity for metric in METRICS}
+    quantities = {metric.key: metric.quantity for metric in known_metrics()}
     everything = {
         key: _sample([run.values[key] for run in pool], [run.size for run in pool]) for key in keys
     }

@@ -2,7 +2,8 @@
 
 docs/configuration.md and docs/experiment.schema.json from the structs of the experiment file,
 docs/cli.md from the parsers of `fairbed` and `device-agent`, docs/store.md from the tables of the
-run store, docs/keys.md from the keys of the control room. `--check` writes nothing and fails if a
+run store, docs/keys.md from the keys of the control room, docs/measures.md from the catalogue of
+measures. `--check` writes nothing and fails if a
 page is not what would be written.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from fairbed.coordinator.report.measures.page import measures_page
 from fairbed.coordinator.report.tables import columns_of
 from fairbed.coordinator.store.schema import MEASURED, RECORDS
 from fairbed.coordinator.store.tables import ExchangeRow, Record
@@ -128,6 +130,7 @@ PAGES = {
     "cli.md": cli_page,
     "store.md": store_page,
     "keys.md": partial(keys_page, NOTE),
+    "measures.md": partial(measures_page, NOTE),
 }
 
 

@@ -8,16 +8,15 @@ from typing import Literal
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.report.measures import run_measure, text_of
 from fairbed.coordinator.report.quality import examples_text, spread_of, whole_percent
 from fairbed.coordinator.report.quantities import (
-    QUEUE_SUM,
     SampleCount,
     clock,
     energy,
     percent,
     ratio,
     seconds,
-    size,
 )
 from fairbed.coordinator.report.summary_schema import Accuracy, DeviceSummary, Errors, RunSummary
 from fairbed.coordinator.report.summary_table import (
@@ -238,16 +237,19 @@ def _curve(s: RunSummary, e: Errors | None, known: Sequence[tuple[int, float]]) 
 def _accuracy(s: RunSummary, last: int) -> str:
     a = s.accuracy
     spread = (
-        f"; {ratio(a.worst10)} on the worst tenth of the devices and {ratio(a.best10)} on the best"
+        f"; {text_of(s, 'accuracy_worst10')} on the worst tenth of the devices and "
+        f"{text_of(s, 'accuracy_best10')} on the best"
         if a.worst10 is not None and a.best10 is not None
         else ""
     )
     text = (
-        f"After round {last}, the model classified {ratio(a.mean)} of the held-out examples "
-        f"correctly, as a mean over devices{spread}.{_noise(a)}"
+        f"After round {last}, the model classified {text_of(s, 'accuracy_mean')} of the held-out "
+        f"examples correctly, as a mean over devices{spread}.{_noise(a)}"
     )
     if s.auroc is not None and s.auroc.mean is not None:
-        text += f" Its AUROC was {ratio(s.auroc.mean)}, as a mean over devices with both classes."
+        text += (
+            f" Its AUROC was {text_of(s, 'auroc_mean')}, as a mean over devices with both classes."
+        )
     return text
 
 
@@ -289,10 +291,10 @@ def _guarantee(s: RunSummary) -> Finding:
     fair = s.fairness
     counts = "selected" if fair.queue_counts == "selected" else "aggregated"
     rate = counted_rate(fair)
-    jain = f" The Jain index of the selections is {ratio(fair.jain)}." if fair.jain else ""
+    jain = f" The Jain index of the selections is {text_of(s, 'jain')}." if fair.jain else ""
     if fair.beta is None:
         least = (
-            f" The lowest selection rate of a device is {ratio(fair.min_selection_rate)}."
+            f" The lowest selection rate of a device is {text_of(s, 'min_rate_selected')}."
             if fair.min_selection_rate is not None
             else ""
         )
@@ -325,8 +327,8 @@ def _guarantee(s: RunSummary) -> Finding:
         text += " The bound rate >= beta - Z/T, which must hold after every round, is violated."
     if s.queues.total is not None:
         text += (
-            f" After the last round, {QUEUE_SUM.name} {ratio(s.queues.total, 2)}, largest "
-            f"{ratio(s.queues.largest, 2)}."
+            f" After the last round, {run_measure('queue_total').name} "
+            f"{text_of(s, 'queue_total')}, largest {text_of(s, 'queue_largest')}."
         )
     is_bad = not is_kept(fair) or fair.invariant_holds is False
     return Finding("Guarantee", text, is_bad=is_bad)
@@ -419,7 +421,7 @@ def _worst_off(s: RunSummary) -> Iterator[Finding]:
 
 
 def _cost(s: RunSummary) -> Iterator[Finding]:
-    parts = [f"{size(s.bytes.down)} down and {size(s.bytes.up)} up"]
+    parts = [f"{text_of(s, 'down_bytes')} down and {text_of(s, 'up_bytes')} up"]
     if s.energy is not None:
         unknown = "energy " if s.energy.total_j is None else ""
         parts.append(f"{unknown}{energy_total(s.energy)}")
@@ -490,6 +492,7 @@ def _attacks(s: RunSummary) -> list[str]:
     if a is None or not a.kinds:
         return []
     return [
-        f"Malicious devices: {attack_counts(a)}, with {percent(a.weight_share)} of the weight; the "
-        f"accuracy on benign devices is {ratio(a.accuracy_mean)}."
+        f"Malicious devices: {attack_counts(a)}, with "
+        f"{text_of(s, 'malicious_weight')} of the weight; the accuracy on benign devices is "
+        f"{text_of(s, 'benign_accuracy_mean')}."
     ]

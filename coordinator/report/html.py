@@ -36,23 +36,21 @@ from fairbed.coordinator.report.markup import (
     HtmlColumn,
     Markup,
     Row,
+    Tone,
     html_table,
     join,
     tag,
 )
-from fairbed.coordinator.report.quality import noise_mark
-from fairbed.coordinator.report.quantities import (
-    LEAST,
-    MISSING,
-    TAU_MEDIAN,
-    cell,
-    clock,
-    energy,
-    instant,
-    known_energy,
-    ratio,
-    seconds,
+from fairbed.coordinator.report.measures import (
+    device_measures,
+    own_of,
+    run_measure,
+    stated,
+    text_of,
 )
+from fairbed.coordinator.report.measures.entry import DeviceMeasure, PageColumnOf, number_at
+from fairbed.coordinator.report.quality import noise_mark
+from fairbed.coordinator.report.quantities import MISSING, clock, instant, ratio
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import (
     DeviceSummary,
@@ -60,9 +58,7 @@ from fairbed.coordinator.report.summary_schema import (
     RunSummary,
 )
 from fairbed.coordinator.report.summary_table import (
-    NOTABLE_DIVERGENCE,
     calibrated,
-    column_lines,
     counted_rate,
     is_kept,
     own_inputs,
@@ -83,12 +79,19 @@ MAX_KEYS = 60
 """Keys that differ between runs."""
 MAX_TILES = 6
 """Key numbers on top of the page: one line of them."""
+QUALITY_TILES = (
+    "accuracy_mean",
+    "accuracy_worst10",
+    "auroc_mean",
+    "perplexity",
+    "rmse_mean",
+    "rmse_worst10",
+)
+"""Measures of the model among them."""
 MAX_DRAWN = 4
 """Runs of which a figure is drawn that does not compare runs."""
 MAX_TEXT = 300
 """Characters of a text from a device or an operator."""
-
-NEEDS = f"it needs {LEAST} timed exchanges, and half of all"
 
 DOCTYPE = Markup("<!doctype html>\n")
 
@@ -341,7 +344,7 @@ def _title(runs: Sequence[RunPage]) -> str:
 
 def _one(run: RunPage, advance: Callable[[float], None]) -> Markup:
     sections = [
-        _section("summary", "Summary", _words(run.findings)),
+        _section("summary", "Summary", _words(run.findings), _further(run.summary)),
         _section("what", "What was run", _what(run)),
         *_figures(_labelled([run], [""]), [""], advance),
         *_devices_section(run),
@@ -381,6 +384,7 @@ def _several(
         inner = [
             _banner(run),
             _words(run.findings),
+            _further(s),
             tag("h3", "What was run"),
             _what(run),
             tag("h3", "Devices"),
@@ -459,26 +463,20 @@ def _tiles(run: RunPage) -> Markup:
     fair, x = s.fairness, s.exchange
     planned = f" of {s.last_round}" if s.last_round else ""
     guaranteed = (
-        "lowest selection rate" if fair.beta is None else f"lowest rate ({fair.beta:g} guaranteed)"
+        run_measure("min_rate_selected").report
+        if fair.beta is None
+        else f"lowest rate ({fair.beta:g} guaranteed)"
     )
     tiles = [
         (str(s.rounds_completed), f"rounds{planned}"),
-        (span(s.virtual_s), "in rounds"),
-        (ratio(s.accuracy.mean), "accuracy, mean over devices")
-        if s.accuracy.mean is not None
-        else None,
-        (ratio(s.accuracy.worst10), f"accuracy, worst 10 %{_noise_mark(s)}")
-        if s.accuracy.worst10 is not None
-        else None,
-        (ratio(s.auroc.mean), "AUROC, mean over devices") if s.auroc is not None else None,
-        (ratio(s.positions.perplexity), "perplexity of positions")
-        if s.positions is not None and s.positions.perplexity is not None
-        else None,
-        (ratio(s.error.rmse_mean), "RMSE, mean over devices") if s.error is not None else None,
-        (ratio(s.error.rmse_worst10), "RMSE, worst 10 %") if s.error is not None else None,
+        (span(s.virtual_s), run_measure("virtual_s").report),
+        *(_quality_tile(s, key) for key in QUALITY_TILES),
         (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,
         _exchange_tile(x) if s.rounds_completed else None,
-        (energy(s.energy.total_j), f"energy of {s.energy.samples['total_j']} exchanges")
+        (
+            text_of(s, "energy_j"),
+            f"{run_measure('energy_j').report} of {s.energy.samples['total_j']} exchanges",
+        )
         if s.energy is not None and s.accuracy.mean is None
         else None,
     ]
@@ -487,12 +485,25 @@ def _tiles(run: RunPage) -> Markup:
     return tag("dl", *shown, class_="tiles")
 
 
+def _quality_tile(s: RunSummary, key: str) -> tuple[str, str] | None:
+    """Return a number of the model, or None; that of a task is shown if it is not known, too."""
+    measure = run_measure(key)
+    value = number_at(s, measure.json).value
+    is_of_task = (
+        s.auroc if key == "auroc_mean" else s.error if "rmse" in key else None
+    ) is not None
+    if value is None and not is_of_task:
+        return None
+    mark = _noise_mark(s) if key == "accuracy_worst10" else ""
+    return measure.text(value), f"{measure.report}{mark}"
+
+
 def _exchange_tile(x: ExchangeSummary) -> tuple[str, str]:
     """Return the median exchange time, or why there is none."""
     sample = x.samples["median_s"]
     why = f", {sample.why_none}" if x.median_s is None else ""
     value = MISSING if x.median_s is None else span(x.median_s)
-    return value, f"{TAU_MEDIAN.name} ({sample} timed{why})"
+    return value, f"{run_measure('tau_median_s').name} ({sample} timed{why})"
 
 
 def _noise_mark(s: RunSummary) -> str:
@@ -511,6 +522,16 @@ def _words(found: Sequence[Finding]) -> Markup:
         for finding in found
     ]
     return tag("dl", *items, class_="findings")
+
+
+def _further(s: RunSummary) -> Markup:
+    """Return the measures that no sentence has."""
+    shown = [(m.report, stated(s, m), m.meaning) for m in own_of(s) if m.report]
+    items = [
+        tag("div", tag("dt", label, title=meaning), tag("dd", text))
+        for label, text, meaning in shown
+    ]
+    return tag("dl", *items, class_="pairs") if items else Markup("")
 
 
 def _what(run: RunPage) -> Markup:
@@ -664,24 +685,29 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
     """Return the columns of the table of devices for which the run has numbers."""
     s = run.summary
     beta = s.fairness.beta
-    longest = max((device.tau_s_median or 0.0 for device in s.fleet), default=0.0)
+    guaranteed = "selection_rate" if s.fairness.queue_counts == "selected" else "aggregation_rate"
 
-    def rate(value: float | None, *, is_counted: bool) -> HtmlCell:
-        is_low = beta is not None and is_counted and value is not None and value < beta
-        return HtmlCell(ratio(value), value, share=value, tone="bad" if is_low else "")
+    def measured(measure: DeviceMeasure, place: PageColumnOf) -> _DeviceColumn:
+        values = [measure.value(device) or 0.0 for device in s.fleet] if measure.unit else []
+        largest = max(values, default=0.0)
 
-    def median(device: DeviceSummary, key: str, *, has_bar: bool) -> HtmlCell:
-        value: float | None = getattr(device, key)
-        share = value / longest if has_bar and value is not None and longest else None
-        text = cell(seconds(value), value, device.samples[key])
-        return HtmlCell(text, value, share=share, tone="quiet" if value is None else "")
+        def cell_of(device: DeviceSummary) -> HtmlCell:
+            number = measure.number(device)
+            value, share = number.value, None
+            if place.has_bar and value is not None:
+                share = value if not measure.unit else value / largest if largest else None
+            tone: Tone = ""
+            if beta is not None and value is not None and measure.key == guaranteed:
+                tone = "bad" if value < beta else ""
+            elif value is None and number.sample and measure.format.of_sample is None:
+                tone = "quiet"
+            return HtmlCell(measure.cell(device), value, share=share, tone=tone)
+
+        return HtmlColumn(place.heading, title=measure.meaning), cell_of
 
     def timed(device: DeviceSummary) -> HtmlCell:
         sample = device.samples["tau_s_median"]
         return HtmlCell(str(sample), float(sample.n))
-
-    def plain(value: float | None, digits: int = 3) -> HtmlCell:
-        return HtmlCell(ratio(value, digits), value)
 
     def problems(device: DeviceSummary) -> HtmlCell:
         found = run.outcomes.get(device.name, Counter())
@@ -689,9 +715,8 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
         text = ", ".join(f"{count} {kind}" for kind, count in sorted(bad.items()))
         return HtmlCell(text or "0", float(sum(bad.values())), tone="" if bad else "quiet")
 
-    counts_selections = s.fairness.queue_counts == "selected"
     fleet = s.fleet
-    known = [
+    names: list[tuple[bool, HtmlColumn, Callable[[DeviceSummary], str]]] = [
         (True, HtmlColumn("device", "text"), lambda d: d.name),
         (len({d.kind for d in fleet}) > 1, HtmlColumn("kind", "text"), lambda d: d.kind),
         (True, HtmlColumn("profile", "text"), lambda d: d.profile or MISSING),
@@ -701,82 +726,28 @@ def _device_columns(run: RunPage) -> list[_DeviceColumn]:
             HtmlColumn("malicious", "text"),
             lambda d: d.malicious or "",
         ),
-        (True, HtmlColumn("examples", title="Training examples"), lambda d: _count(d.n_k)),
-        (True, HtmlColumn("selected", title="Rounds"), lambda d: _count(d.selected)),
-        (
-            True,
-            HtmlColumn("sel rate", title="Selected / rounds since it joined"),
-            lambda d: rate(d.selection_rate, is_counted=counts_selections),
-        ),
-        (
-            any(d.aggregation_rate != d.selection_rate for d in fleet),
-            HtmlColumn("agg rate", title="Aggregated updates / rounds since it joined"),
-            lambda d: rate(d.aggregation_rate, is_counted=not counts_selections),
-        ),
-        (
-            beta is not None,
-            HtmlColumn("queue Z", title="Virtual queue after the last round"),
-            lambda d: plain(d.queue, 2),
-        ),
-        (
-            s.exchange.count > 0,
-            HtmlColumn("timed", title="Exchanges with a valid time, of all its exchanges"),
-            timed,
-        ),
-        (
-            s.exchange.count > 0,
-            HtmlColumn("median s", title=f"Median exchange time; {NEEDS}"),
-            lambda d: median(d, "tau_s_median", has_bar=True),
-        ),
-        (
-            any(d.samples["train_s_median"].n for d in fleet),
-            HtmlColumn("train s", title=f"Median time of local training; {NEEDS}"),
-            lambda d: median(d, "train_s_median", has_bar=False),
-        ),
-        (
-            True,
-            HtmlColumn("problems", title="Exchanges without an update, or with an unreliable time"),
-            problems,
-        ),
-        (
-            any(d.accuracy is not None for d in fleet),
-            HtmlColumn("accuracy", title="On its held-out examples, in the latest evaluation"),
-            lambda d: HtmlCell(ratio(d.accuracy), d.accuracy, share=d.accuracy),
-        ),
-        (
-            any(d.auroc is not None for d in fleet),
-            HtmlColumn("AUROC", title="On its held-out examples, in the latest evaluation"),
-            lambda d: HtmlCell(ratio(d.auroc), d.auroc, share=d.auroc),
-        ),
-        (
-            any(d.rmse is not None for d in fleet),
-            HtmlColumn("RMSE", title="On its held-out examples, in the latest evaluation"),
-            lambda d: HtmlCell(ratio(d.rmse), d.rmse),
-        ),
-        (
-            s.personal is not None,
-            HtmlColumn("personal", title="Accuracy of its personal model, or its RMSE"),
-            lambda d: plain(
-                d.personal_rmse if d.personal_accuracy is None else d.personal_accuracy
-            ),
-        ),
-        (
-            (s.weights.divergence or 0.0) >= NOTABLE_DIVERGENCE,
-            HtmlColumn("weight", title="Weight in merges / share of the examples there"),
-            lambda d: plain(d.weight_ratio, 2),
-        ),
-        (
-            s.energy is not None,
-            HtmlColumn("energy", title="Sum over its exchanges with a known energy"),
-            lambda d: HtmlCell(known_energy(d.energy_j, d.samples["energy_j"]), d.energy_j),
-        ),
-        (
-            s.privacy is not None,
-            HtmlColumn("epsilon", title="Of the updates that left it"),
-            lambda d: plain(d.epsilon, 2),
-        ),
     ]
-    return [(column, cell) for is_known, column, cell in known if is_known]
+    before: dict[str, list[_DeviceColumn]] = {
+        "tau_s_median": [
+            (HtmlColumn("timed", title="Exchanges with a valid time, of all its exchanges"), timed)
+        ]
+        if s.exchange.count
+        else [],
+        "accuracy": [
+            (
+                HtmlColumn(
+                    "problems", title="Exchanges without an update, or with an unreliable time"
+                ),
+                problems,
+            )
+        ],
+    }
+    columns: list[_DeviceColumn] = [(column, cell) for is_known, column, cell in names if is_known]
+    for measure in device_measures():
+        columns += before.get(measure.key, [])
+        if measure.report is not None and measure.report.is_known(s):
+            columns.append(measured(measure, measure.report))
+    return columns
 
 
 def _count(value: int) -> HtmlCell:
@@ -790,9 +761,6 @@ def _faults(run: RunPage) -> Markup:
         number = sum(total.values())
         text = ", ".join(f"{count:,} {kind}" for kind, count in total.most_common())
         parts.append(tag("p", f"{counted(number, 'exchange')}: {text}."))
-    parts += [
-        tag("p", f"{line[:1].upper()}{line[1:]}.") for line in column_lines(run.summary.exchange)
-    ]
     if run.reasons:
         columns = [
             HtmlColumn("outcome", "text"),
@@ -878,6 +846,8 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
     quality = [_quality(run.summary) for run in runs]
     heads = dict.fromkeys(head for found in quality for head in found)
     columns += [HtmlColumn(head) for head in heads]
+    own = list(dict.fromkeys(m for run in runs for m in own_of(run.summary) if m.report))
+    columns += [HtmlColumn(m.report, title=m.meaning) for m in own]
     rows: list[Row] = []
     letters = _letters(len(runs))
     for letter, run, arm, found in zip(letters, runs, arms, quality, strict=True):
@@ -898,6 +868,7 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
                 HtmlCell(f"{s.virtual_s:,.1f}", s.virtual_s),
                 HtmlCell(ratio(rate), rate, tone="bad" if tone else ""),
                 *(HtmlCell(ratio(found.get(head)), found.get(head)) for head in heads),
+                *(HtmlCell(stated(s, m), number_at(s, m.json).value) for m in own),
             )
         )
     return html_table(columns, rows, sorts=True)

@@ -14,6 +14,7 @@ from fairbed.wire.printable import Printable, printable
 VOID = frozenset({"meta", "link", "br", "hr", "img"})
 """Elements without an end tag."""
 
+Tone: TypeAlias = Literal["", "bad", "good", "quiet"]
 Attribute: TypeAlias = str | int | bool | None
 
 
@@ -81,7 +82,7 @@ class HtmlCell:
     """What the column is sorted by; None: by the text."""
     share: float | None = None
     """Length of a bar behind the text, from 0 to 1; None: no bar."""
-    tone: Literal["", "bad", "good", "quiet"] = ""
+    tone: Tone = ""
 
 
 Row: TypeAlias = Sequence[str | HtmlCell]

@@ -1,11 +1,9 @@
-"""Quantities for people: their names, how many exchanges they are of, and their texts.
+"""Quantities for people: how many exchanges they are of, and their texts.
 
-A number that several readers print is declared here once: summary, report, control room,
-comparison and metrics take its name and meaning from here, so that one name is one number.
+`coordinator.report.measures` has the numbers that are written so.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -16,44 +14,6 @@ LEAST = 5
 """Fewest exchanges with a value for a median, a percentile, a mean or a share of them."""
 LEAST_SHARE = 0.5
 """Smallest share of the exchanges that must have a value: the others may be of another kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedNumber:
-    """A number that several readers print."""
-
-    name: str
-    """The words before the number, wherever it is printed."""
-    meaning: str
-    """Which statistic it is, and over what; without a full stop."""
-
-
-QUEUE_SUM = SharedNumber(
-    "virtual queues: sum", "Sum of the virtual queues over devices after the newest closed round"
-)
-QUEUE_LARGEST = SharedNumber(
-    "virtual queues: largest", "Largest virtual queue of a device after the newest closed round"
-)
-QUEUE_MEAN_SUM = SharedNumber(
-    "virtual queues: mean sum", "Mean over all rounds of the sum of the virtual queues"
-)
-QUEUE_MAX = SharedNumber(
-    "virtual queues: max", "Largest virtual queue of a device after any round of the run"
-)
-ROUND_MEDIAN = SharedNumber(
-    "median round", "Median duration of the rounds that are not void, seconds"
-)
-TAU_MEDIAN = SharedNumber("median exchange", "Median exchange time of the timed exchanges, seconds")
-TAU_P95 = SharedNumber(
-    "p95 exchange", "95th percentile of the exchange time of the timed exchanges"
-)
-ERROR_MEAN = SharedNumber(
-    "mean error of predictions", "Mean of |predicted - measured| / measured, second half of rounds"
-)
-ERROR_MEDIAN = SharedNumber(
-    "median error of predictions", "Median of the same errors, second half of the rounds"
-)
-ENERGY = SharedNumber("energy", "Sum of the known energies of exchanges, joules")
 
 
 class SampleCount(Struct, frozen=True):

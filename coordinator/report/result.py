@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 
+from fairbed.coordinator.report.facts import fairness_of
+from fairbed.coordinator.report.measures import device_measure
 from fairbed.coordinator.report.quality import (
     counted_tests,
     measure,
@@ -13,7 +15,6 @@ from fairbed.coordinator.report.quality import (
 )
 from fairbed.coordinator.report.quantities import (
     LEAST,
-    TAU_MEDIAN,
     SampleCount,
     clock,
     energy,
@@ -22,7 +23,6 @@ from fairbed.coordinator.report.quantities import (
     ratio,
     seconds,
 )
-from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.report.summary_table import counted_rate, guarantee
 from fairbed.coordinator.store.connection import CONFIG
@@ -125,7 +125,7 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
     if slowest is not None:
         share = percent(slowest.phase_s / slowest.tau_s)
         text = (
-            f"{slowest.device}: {TAU_MEDIAN.name} {seconds(slowest.tau_s)} s "
+            f"{slowest.device}: {device_measure('tau_s_median').name} {seconds(slowest.tau_s)} s "
             f"({slowest.sample} timed), {share} of it {slowest.phase}"
         )
         lines.append(("slowest", text))

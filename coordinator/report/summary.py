@@ -6,27 +6,29 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import (
     ErrorSummary,
     FairnessSummary,
-    jain,
-    rate_slack,
     summarise,
     summarise_errors,
     summarise_utilities,
 )
-from fairbed.coordinator.algorithms.selection.feasibility import highest_rate
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.live_settings import (
     SECTIONS,
-    accepted_changes,
     key_of,
-    mean_beta,
 )
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.device_time import device_seconds
+from fairbed.coordinator.report.facts import COLUMNS, ExchangeTable, RunFacts
+from fairbed.coordinator.report.measures import (
+    numbers_of,
+    own_numbers,
+    own_numbers_of_devices,
+)
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
 from fairbed.coordinator.report.quality import counted_tests, noise_of, noise_warning
 from fairbed.coordinator.report.quantities import SampleCount, of_enough, ratio, size
@@ -37,7 +39,6 @@ from fairbed.coordinator.report.summary_schema import (
     Attackers,
     Auroc,
     Bytes,
-    ColumnSummary,
     ContextCheckSummary,
     DefenceSummary,
     DeviceSummary,
@@ -46,7 +47,6 @@ from fairbed.coordinator.report.summary_schema import (
     Errors,
     EstimatorError,
     ExchangeSummary,
-    Fairness,
     LiveChange,
     Loss,
     LossQuerySummary,
@@ -70,7 +70,6 @@ from fairbed.coordinator.store.reader import (
     SelectionCounts,
     profile_of,
 )
-from fairbed.coordinator.store.schema import MEASURED
 from fairbed.coordinator.store.store import Provenance
 from fairbed.coordinator.store.tables import (
     INTERNAL_ERROR,
@@ -78,8 +77,6 @@ from fairbed.coordinator.store.tables import (
     CommandRow,
     DeviceMetricRow,
     DeviceRow,
-    ExchangeRow,
-    FleetStatsRow,
     LossQueryRow,
     MetricRow,
     PersonalScoreRow,
@@ -94,47 +91,8 @@ MAX_DEVICES = 1_000
 SHOWN_NAMES = 8
 """Devices that a note names."""
 FAILURES = ("failed", "lost", "rejected")
-EXACT = 1e-9
-"""Tolerance of the fairness bound for rounding in a sum of T terms."""
 
 _NOWHERE: Ints = np.zeros(0, dtype=np.int64)
-
-COLUMNS = (
-    "round",
-    "device",
-    "outcome",
-    "is_valid",
-    "is_contended",
-    "tau_s",
-    "unaccounted_s",
-    "cell_wait_s",
-    "tau_hat_s",
-    "train_s",
-    "steps",
-    "personal_s",
-    "encode_s",
-    "decode_s",
-    "coordinator_decode_s",
-    "bytes_down",
-    "bytes_up",
-    "codec_down",
-    "codec_up",
-    "staleness",
-    "aggregated_round",
-    "weight_share",
-    "n_share",
-    "defence_scale",
-    "energy_j",
-    *(f"{phase}_j" for phase in ENERGY_PHASES),
-)
-_SUMMARISED = {
-    name: spec.column
-    for name, spec in MEASURED.items()
-    if spec.column is not None and spec.column.statistic is not None
-}
-"""Columns with a statistic of their own."""
-COLUMNS = (*COLUMNS, *(name for name in _SUMMARISED if name not in COLUMNS))
-
 
 CHANGING = ("set", "exclude", "include", "throttle", "profile", "link", "fault")
 """Commands of operators that change the run or its devices."""
@@ -151,18 +109,17 @@ def summarise_run(
         max_devices: Most devices in `fleet`; None: all that have joined.
     """
     with reader.snapshot():
-        info = reader.run()
-        rounds = reader.rounds()
+        facts = RunFacts(reader, columns=COLUMNS)
+        info, rounds, counts = facts.info, facts.rounds, facts.counts
         devices = reader.devices()
         truths = {truth.name: truth for truth in reader.truths()}
-        counts = {count.device: count for count in reader.selection_counts()}
         commands = reader.commands()
         alerts, warned = reader.alerts(), reader.warnings()
-        exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
-        metrics = reader.metrics(since=_last_metric(reader) - 1)
+        exchanges, fairness = facts.exchanges, facts.fairness
+        metrics = [] if facts.metric is None else [facts.metric]
         diverged = reader.divergence()
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
-        device_metrics = {row.device: row for row in reader.device_metrics()}
+        device_metrics = facts.device_metrics
         personal = {row.device: row for row in reader.personal_scores()}
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
@@ -174,7 +131,7 @@ def summarise_run(
         spent_s = device_seconds(reader)
         test_bytes = reader.test_bytes()
         fleet_stats = reader.fleet_stats()
-        fairness = fairness_of(reader, counts)
+        own, own_of_devices = own_numbers(facts), own_numbers_of_devices(facts)
 
     is_revealed = reveals or info.status not in LIVE
     is_listed = fleet_stats is None  # a row for each device, malicious or not
@@ -218,6 +175,7 @@ def summarise_run(
                 epsilon=device_epsilon(privacy, releases.get(device.name, 0)),
                 malicious=malicious.get(device.name),
                 samples=measured.samples,
+                measures=numbers_of(device.name, own_of_devices) or UNSET,
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
@@ -296,6 +254,7 @@ def summarise_run(
         profiles=_profiles(devices, truths, kinds, exchanges),
         fleet=fleet,
         provenance=msgspec.json.decode(info.row.provenance, type=Provenance),
+        measures=own or UNSET,
     )
 
 
@@ -310,37 +269,6 @@ def _aggregation(planned: PlannedAggregation) -> AggregationSummary:
         server=planned.server,
         step=planned.step,
     )
-
-
-class _Table:
-    """Columns of all exchanges as arrays; unknown numbers are NaN."""
-
-    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
-        by_name = dict(zip(COLUMNS, columns, strict=True))
-        self.device = np.array(by_name["device"], dtype=object)
-        self.outcome = np.array(by_name["outcome"], dtype=object)
-        self.codec_down = np.array(by_name["codec_down"], dtype=object)
-        self.codec_up = np.array(by_name["codec_up"], dtype=object)
-        texts = ("device", "outcome", "codec_down", "codec_up")
-        self.numbers = {
-            name: np.array(by_name[name], dtype=np.float64) for name in COLUMNS if name not in texts
-        }
-        self.tau_s, self.train_s = self.numbers["tau_s"], self.numbers["train_s"]
-        self.done = self.outcome == "done"
-        self.valid = self.done & (self.numbers["is_valid"] == 1.0) & (self.tau_s > 0.0)
-        self.timed_tau_s, self.timed_train_s = self.timed("tau_s"), self.timed("train_s")
-
-    def by_device(self) -> dict[str, Ints]:
-        """Return the positions of the exchanges of each device."""
-        names, group = np.unique(self.device.astype(str), return_inverse=True)
-        order = np.argsort(group, kind="stable")
-        parts = np.split(order, np.cumsum(np.bincount(group, minlength=len(names)))[:-1])
-        return dict(zip(names.tolist(), parts, strict=True)) if len(names) else {}
-
-    def timed(self, name: str) -> Floats:
-        """Return a column with NaN in exchanges that are not timed, shape (M,)."""
-        return np.where(self.valid, self.numbers[name], np.nan)
 
 
 class _Measured:
@@ -370,7 +298,7 @@ class _Measured:
         return self
 
 
-def _of_device(table: _Table, rows: Ints) -> _Measured:
+def _of_device(table: ExchangeTable, rows: Ints) -> _Measured:
     """Return the statistics of one device, of its exchanges."""
     found = _Measured()
     found.add("tau_s_median", table.timed_tau_s[rows])
@@ -382,11 +310,6 @@ def _round_times(lasted_s: Sequence[float], rounds: int) -> RoundTimes:
     """Return the durations of the rounds that are not void, of all closed rounds."""
     found = _Measured().add("median", lasted_s, rounds).add("p95", lasted_s, rounds, q=95)
     return RoundTimes(**found.values, samples=found.samples)
-
-
-def _last_metric(reader: RunReader) -> int:
-    rows = reader.columns(MetricRow, ("round",), "ORDER BY round DESC LIMIT 1")
-    return int(rows[0][0]) if rows else 0
 
 
 def _model(
@@ -593,7 +516,7 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _exchanges(table: _Table) -> ExchangeSummary:
+def _exchanges(table: ExchangeTable) -> ExchangeSummary:
     tau_s, rest_s = table.timed_tau_s, table.timed("unaccounted_s")
     stale, cell_wait_s = table.numbers["staleness"], table.numbers["cell_wait_s"]
     in_cells = np.unique(table.device[np.isfinite(cell_wait_s)].astype(str))
@@ -629,30 +552,10 @@ def _exchanges(table: _Table) -> ExchangeSummary:
         codecs_down=dict(Counter(table.codec_down[table.done].tolist())),
         codecs_up=dict(Counter(table.codec_up[table.done].tolist())),
         samples=found.samples,
-        columns=_columns(table),
     )
 
 
-def _columns(table: _Table) -> dict[str, ColumnSummary]:
-    """Return the statistics of the columns that declare one."""
-    found = _Measured()
-    for name, column in _SUMMARISED.items():
-        if column.statistic == "sum":
-            found.add_total(name, table.numbers[name])
-        else:
-            found.add(name, table.numbers[name])
-    return {
-        name: ColumnSummary(
-            heading=column.heading,
-            statistic=column.statistic or "",
-            value=found.values[name],
-            sample=found.samples[name],
-        )
-        for name, column in _SUMMARISED.items()
-    }
-
-
-def _estimator(table: _Table, rounds: int) -> EstimatorError:
+def _estimator(table: ExchangeTable, rounds: int) -> EstimatorError:
     """Return the errors in the second half; 0 is the prediction before the first exchange."""
     tau_hat_s = table.numbers["tau_hat_s"]
     is_counted = table.numbers["round"] > rounds / 2
@@ -669,7 +572,7 @@ def _estimator(table: _Table, rounds: int) -> EstimatorError:
     )
 
 
-def _weight_ratios(table: _Table) -> dict[str, float]:
+def _weight_ratios(table: ExchangeTable) -> dict[str, float]:
     """Return the weight of each device relative to its share of examples."""
     share, n_share = table.numbers["weight_share"], table.numbers["n_share"]
     at = np.flatnonzero(np.isfinite(share) & (n_share > 0.0))
@@ -678,7 +581,7 @@ def _weight_ratios(table: _Table) -> dict[str, float]:
     return dict(zip(names.tolist(), ratios.tolist(), strict=True))
 
 
-def _weights(table: _Table, ratios: Mapping[str, float]) -> MergeWeights:
+def _weights(table: ExchangeTable, ratios: Mapping[str, float]) -> MergeWeights:
     """Return how far the weights of the updates are from their shares of the examples."""
     if not ratios:
         return MergeWeights(divergence=None, lowest=None, highest=None)
@@ -693,7 +596,7 @@ def _weights(table: _Table, ratios: Mapping[str, float]) -> MergeWeights:
     )
 
 
-def _defence(table: _Table, left_out: Mapping[str, int]) -> DefenceSummary:
+def _defence(table: ExchangeTable, left_out: Mapping[str, int]) -> DefenceSummary:
     scale = table.numbers["defence_scale"]
     return DefenceSummary(
         left_out=sum(left_out.values()),
@@ -703,7 +606,7 @@ def _defence(table: _Table, left_out: Mapping[str, int]) -> DefenceSummary:
 
 
 def _personal(
-    scores: Sequence[PersonalScoreRow], metrics: Mapping[str, DeviceMetricRow], table: _Table
+    scores: Sequence[PersonalScoreRow], metrics: Mapping[str, DeviceMetricRow], table: ExchangeTable
 ) -> PersonalSummary | None:
     """Return the quality of the personal models beside that of the global one."""
     if not scores:
@@ -737,7 +640,7 @@ def _personal(
     )
 
 
-def _energy(table: _Table) -> EnergySummary | None:
+def _energy(table: ExchangeTable) -> EnergySummary | None:
     energy_j = table.numbers["energy_j"]
     known = np.isfinite(energy_j)
     if not known.any():
@@ -812,7 +715,7 @@ def _losses_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> Loss:
 def _attackers(
     malicious: Mapping[str, str],
     counts: Mapping[str, SelectionCounts],
-    table: _Table,
+    table: ExchangeTable,
     metrics: Sequence[DeviceMetricRow],
 ) -> Attackers:
     """Return the malicious devices, by name and kind, and the metrics of the others.
@@ -897,84 +800,11 @@ def _context_check(rounds: Sequence[RoundRow]) -> ContextCheckSummary | None:
     return ContextCheckSummary(judged=sum(judged), unjudged=sum(unjudged)) if judged else None
 
 
-def fairness_of(reader: RunReader, counts: Mapping[str, SelectionCounts] | None = None) -> Fairness:
-    """Return the fairness of the selection in a run; call it inside a snapshot.
-
-    Args:
-        reader: Reads the run.
-        counts: How often each device was selected, by name; None: read it.
-    """
-    fleet_stats = reader.fleet_stats()
-    if fleet_stats is not None:
-        return _fairness_of(fleet_stats, reader.plan)
-    changes = accepted_changes(reader.commands())
-    if counts is None:
-        counts = {count.device: count for count in reader.selection_counts()}
-    newest = reader.newest_round()
-    queues = {row.device: row.queue for row in reader.selections(newest)}
-    # Each closed round has a row of every device that is in the fleet.
-    left = sorted(counts.keys() - queues.keys()) if reader.lists_all_selections and queues else []
-    counts = {name: count for name, count in counts.items() if name not in left}
-    planned, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
-    last = max((count.rounds for count in counts.values()), default=1)
-
-    def beta_since(joined: int) -> float:
-        return 0.0 if planned is None else mean_beta(planned, changes, joined, last)
-
-    beta = None if planned is None else beta_since(1)
-    if not counts:
-        return Fairness(
-            beta=beta,
-            min_selection_rate=None,
-            min_aggregation_rate=None,
-            highest_rate=None,
-            jain=None,
-            invariant_holds=None,
-            queue_counts=queue_counts,
-            left=left,
-        )
-    selected = np.array([count.selected for count in counts.values()], dtype=np.int64)
-    aggregated = np.array([count.aggregated for count in counts.values()], dtype=np.int64)
-    counted = selected if queue_counts == "selected" else aggregated
-    rounds = np.array([count.rounds for count in counts.values()], dtype=np.int64)
-    available = np.array([count.available for count in counts.values()], dtype=np.int64)
-    z = np.array([queues.get(name, 0.0) for name in counts], dtype=np.float64)
-    index = jain(selected)
-    betas = np.array([beta_since(last + 1 - own) for own in rounds.tolist()])
-    return Fairness(
-        beta=beta,
-        min_selection_rate=float((selected / rounds).min()),
-        min_aggregation_rate=float((aggregated / rounds).min()),
-        highest_rate=None
-        if beta is None
-        else highest_rate(available / rounds, max(1, reader.largest_cohort())),
-        queue_counts=queue_counts,
-        left=left,
-        jain=None if np.isnan(index) else index,
-        invariant_holds=None
-        if beta is None or not queues.keys() >= counts.keys()
-        else bool((rate_slack(counted, rounds, betas, z) >= -EXACT).all()),
-    )
-
-
-def _fairness_of(fleet_stats: FleetStatsRow, plan: ExperimentExcerpt) -> Fairness:
-    """Return the fairness of a fleet that is stored as statistics, without a row per device."""
-    return Fairness(
-        beta=plan.beta,
-        min_selection_rate=fleet_stats.min_selection_rate,
-        min_aggregation_rate=fleet_stats.min_aggregation_rate,
-        highest_rate=None,
-        queue_counts=plan.selection.queue_counts,
-        jain=fleet_stats.jain,
-        invariant_holds=None if plan.beta is None else fleet_stats.slack >= -EXACT,
-    )
-
-
 def _profiles(
     devices: Sequence[DeviceRow],
     truths: Mapping[str, TruthRow],
     kinds: Mapping[str, str],
-    table: _Table,
+    table: ExchangeTable,
 ) -> dict[str, ProfileSummary]:
     kind_of_row = np.array([kinds.get(name, "") for name in table.device], dtype=object)
     summaries = {}

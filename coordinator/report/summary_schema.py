@@ -1,16 +1,18 @@
 """The keys of `fairbed show RUN --json`.
 
 Scripts read them, so keys are only added after the first release. An unknown number, or NaN, is
-null.
+null. A number that several views have is declared in `coordinator.report.measures`, with its
+meaning (docs/measures.md); beside its field here stands when it is null.
 
 A median, percentile, mean or share of exchanges has its counts in `samples` beside it, by its key:
 `n` exchanges have a value, `of` all of the kind. With n < 5 or n < of / 2 the number is null. A sum
 is null with n < of / 2.
 """
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
+from fairbed.coordinator.report.measures.entry import Number
 from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store.store import Provenance
 
@@ -19,23 +21,18 @@ class Accuracy(Struct, frozen=True, kw_only=True):
     """Accuracy in the latest evaluation, as ratios, over devices; all null for regression."""
 
     mean: float | None
-    """Unweighted over devices."""
     worst10: float | None
     """Unweighted mean of the max(1, int(0.1 n)) lowest; likewise `best10`."""
     best10: float | None
     variance: float | None
-    """Population variance."""
     gini: float | None
     """Null if every accuracy is 0; likewise `jain`."""
     gap: float | None
-    """Best minus worst device: the accuracy parity gap."""
     pooled: float | None
-    """Correct / examples of all devices."""
     worst10_pooled: float | None
     """Correct / examples of the devices of `worst10`; likewise `best10_pooled`."""
     best10_pooled: float | None
     std: float | None
-    """Population standard deviation."""
     variance_of_percent: float | None
     """Population variance of the percentages, 10^4 times `variance`."""
     jain: float | None
@@ -50,7 +47,6 @@ class Auroc(Struct, frozen=True, kw_only=True):
     """Area under the ROC curve in the latest evaluation, over devices with both classes."""
 
     mean: float | None
-    """Unweighted over devices."""
     worst10: float | None
     """Unweighted mean of the max(1, int(0.1 n)) lowest."""
     pooled: float | None
@@ -68,9 +64,7 @@ class Positions(Struct, frozen=True, kw_only=True):
     perplexity: float | None
     """exp of the loss over all positions; null if it is no finite number."""
     exact_match_mean: float | None
-    """Share of the examples that are right at all positions, unweighted over devices."""
     exact_match_pooled: float | None
-    """Share of the examples of all devices that are right at all positions."""
     iou_mean: float | None = None
     """Mean intersection over union of the classes, unweighted over devices; null above 256 classes.
     """
@@ -79,7 +73,6 @@ class Positions(Struct, frozen=True, kw_only=True):
     iou_of_classes: list[float | None] = []
     """Of each class; null for one that is neither a label nor predicted; empty if unknown."""
     class_accuracy_mean: float | None = None
-    """Mean accuracy of the classes that are labels, unweighted over devices."""
     class_accuracy_pooled: float | None = None
     """The same over all positions; null also if a device tested the model itself."""
     class_accuracy_of_classes: list[float | None] = []
@@ -96,13 +89,9 @@ class Errors(Struct, frozen=True, kw_only=True):
     rmse_best10: float | None
     """Unweighted mean of the max(1, int(0.1 n)) smallest."""
     rmse_std: float | None
-    """Population standard deviation."""
     rmse_gap: float | None
-    """Worst minus best device."""
     rmse_pooled: float | None
-    """Over the examples of all devices."""
     mae_mean: float | None
-    """Mean absolute error, unweighted over devices."""
     r2_pooled: float | None
     """Coefficient of determination over the examples of all devices; null if a device tested the
     model itself."""
@@ -130,21 +119,7 @@ class Utility(Struct, frozen=True, kw_only=True):
     product: float | None
     """U(Multi); null where it is too large for a number."""
     log_product: float | None
-    """Sum of the logarithms."""
     least: float | None
-
-
-class ColumnSummary(Struct, frozen=True, kw_only=True):
-    """A measured column over all exchanges that have a value in it (docs/store.md)."""
-
-    heading: str
-    """The column in a few words."""
-    statistic: str
-    """median or sum."""
-    value: float | None
-    """Null: of too few exchanges."""
-    sample: SampleCount
-    """Exchanges with a value, of all."""
 
 
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
@@ -198,8 +173,6 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Number of exchanges by codec used for the update."""
     samples: dict[str, SampleCount]
     """Counts of each median, percentile and ratio, by its key."""
-    columns: dict[str, ColumnSummary] = {}
-    """Further columns of the exchange table whose declaration has a statistic, by name."""
 
 
 class EstimatorError(Struct, frozen=True, kw_only=True):
@@ -208,10 +181,8 @@ class EstimatorError(Struct, frozen=True, kw_only=True):
     predicted: int
     """Exchanges of these rounds with a prediction, timed or not; 0 is no prediction."""
     mape_second_half: float | None
-    """Mean of |tau_hat - tau| / tau."""
     median_ape: float | None
     bias: float | None
-    """Mean of (tau_hat - tau) / tau; positive if predictions are too long."""
     samples: dict[str, SampleCount]
     """Timed exchanges with a prediction, of all exchanges of these rounds, by key."""
 
@@ -220,13 +191,9 @@ class Queues(Struct, frozen=True, kw_only=True):
     """Virtual queues Z; null before the first round, and under a policy without queues."""
 
     total: float | None
-    """Sum over devices after the last round."""
     largest: float | None
-    """Largest of a device after the last round."""
     mean_total: float | None
-    """Mean over all rounds of the sum over devices."""
     max: float | None
-    """Largest of a device after any round."""
 
 
 class DefenceSummary(Struct, frozen=True, kw_only=True):
@@ -263,7 +230,6 @@ class Attackers(Struct, frozen=True, kw_only=True):
     device_share: float
     """Malicious devices / devices: their share if they had no advantage."""
     selection_share: float | None
-    """Selections of malicious devices / selections."""
     weight_share: float | None
     """Sum of the weights of their updates, mean over merges; the sum of all weights is 1."""
     left_out: int
@@ -331,7 +297,6 @@ class EnergySummary(Struct, frozen=True, kw_only=True):
     exchanges: int
     """Exchanges with a known energy."""
     total_j: float | None
-    """Sum over these exchanges, joules."""
     wasted_j: float | None
     """The part of `total_j` in exchanges whose update was not aggregated."""
     median_j: float | None
@@ -381,14 +346,11 @@ class Fairness(Struct, frozen=True, kw_only=True):
     """Guaranteed rate, its mean over the rounds if an operator changed it; None if the policy
     guarantees no rate."""
     min_selection_rate: float | None
-    """Lowest selections / rounds since the device joined."""
     min_aggregation_rate: float | None
-    """Lowest aggregated updates / rounds since the device joined."""
     highest_rate: float | None
     """Highest rate that every device could have, by the availability in the run; None without beta
     or where that is not stored."""
     jain: float | None
-    """Jain index of the selection counts; 1 if all are equal."""
     invariant_holds: bool | None
     """rate >= beta - Z_T / T for every device, with the rate named by `queue_counts`; None without
     beta."""
@@ -426,11 +388,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     selected: int
     aggregated: int
     selection_rate: float | None
-    """Selected / rounds since it joined."""
     aggregation_rate: float | None
-    """Aggregated / rounds since it joined."""
     queue: float | None
-    """Z after the last round."""
     tau_s_median: float | None
     train_s_median: float | None
     accuracy: float | None
@@ -442,11 +401,9 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     mae: float | None
     loss: float | None
     weight_ratio: float | None
-    """Sum of its weights in merges, relative to the sum of its shares of the examples there."""
     left_out: int
     """Its updates that the defence left out."""
     energy_j: float | None
-    """Sum of the known energies of its exchanges, joules."""
     personal_accuracy: float | None
     """Accuracy of its personal model."""
     personal_rmse: float | None
@@ -458,6 +415,13 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """Kind of its malicious behaviour; null while the run is live unless it is revealed."""
     samples: dict[str, SampleCount]
     """Timed exchanges, or those with a known energy, of all its exchanges, by key."""
+    measures: dict[str, Number] | UnsetType = UNSET
+    """Measures of the catalogue without a key of their own here; absent if there is none."""
+
+    @property
+    def personal_quality(self) -> float | None:
+        """Accuracy of its personal model, or its RMSE."""
+        return self.personal_rmse if self.personal_accuracy is None else self.personal_accuracy
 
 
 class LossQuerySummary(Struct, frozen=True, kw_only=True):
@@ -605,11 +569,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     costs_from: str | None
     """Source of the costs of local training in a replay; None for a live run."""
     wall_s: float
-    """Real time from the start to the last record, seconds."""
     virtual_s: float
-    """Time axis of the experiment: sum of the durations of all rounds, without evaluation."""
     device_s: float
-    """Device-seconds: time in which the devices were busy for the run, summed over the devices."""
     dilation: float
     """Seconds of real time per second of the fleet; all times but `wall_s` are the fleet's."""
     devices: int
@@ -653,6 +614,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     fleet: list[DeviceSummary]
     provenance: Provenance
     """What the run was made with, at its start."""
+    measures: dict[str, Number] | UnsetType = UNSET
+    """Measures of the catalogue without a key of their own here; absent if there is none."""
 
     @property
     def last_round(self) -> int | None:

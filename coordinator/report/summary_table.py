@@ -6,22 +6,24 @@ from textwrap import TextWrapper
 from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.policy.combinations import are_weights_ignored
+from fairbed.coordinator.report.measures import (
+    device_measures,
+    own_of,
+    run_measure,
+    stated,
+    text_of,
+)
+from fairbed.coordinator.report.measures.device import NOTABLE_DIVERGENCE
 from fairbed.coordinator.report.quality import examples_text, noise_mark, whole_percent
 from fairbed.coordinator.report.quantities import (
     LEAST,
     MISSING,
-    QUEUE_SUM,
     age,
-    cell,
     clock,
-    device_time,
     energy,
-    known_energy,
     percent,
     ratio,
     seconds,
-    size,
-    text_in,
 )
 from fairbed.coordinator.report.summary_schema import (
     AlertSummary,
@@ -33,12 +35,9 @@ from fairbed.coordinator.report.summary_schema import (
     Fairness,
     LiveChange,
     Positions,
-    Queues,
-    RoundTimes,
     RunSummary,
 )
 from fairbed.coordinator.report.text_table import TextColumn, table_lines
-from fairbed.coordinator.store.schema import unit_of
 from fairbed.coordinator.store.store import Calibration, Provenance
 from fairbed.coordinator.store.tables import INTERNAL_ERROR
 
@@ -60,41 +59,19 @@ NOTABLE_SHARE = 0.001
 TOO_FEW = f"timed: n of N exchanges; a median needs n of {LEAST} or more, and half of N"
 """Line below a table of devices in which medians are missing."""
 
-NOTABLE_DIVERGENCE = 1e-6
-"""Smallest divergence of the weights from the shares of examples that is printed, nats."""
 
-
-_COLUMNS: tuple[TextColumn[DeviceSummary], ...] = (
-    TextColumn("device", lambda d: d.name, "<"),
-    TextColumn("profile", lambda d: d.profile or MISSING, "<", priority=9),
-    TextColumn("selected", lambda d: str(d.selected), priority=6),
-    TextColumn("sel rate", lambda d: ratio(d.selection_rate)),
-    TextColumn("agg rate", lambda d: ratio(d.aggregation_rate), priority=5),
-    TextColumn("queue Z", lambda d: ratio(d.queue, 2), priority=4),
-    TextColumn("timed", lambda d: str(d.samples["tau_s_median"])),
-    TextColumn("median s", lambda d: _median_of(d, "tau_s_median")),
-    TextColumn("train s", lambda d: _median_of(d, "train_s_median"), priority=7),
-    TextColumn("accuracy", lambda d: ratio(d.accuracy)),
+_NAME: TextColumn[DeviceSummary] = TextColumn("device", lambda d: d.name, "<")
+_PROFILE: TextColumn[DeviceSummary] = TextColumn(
+    "profile", lambda d: d.profile or MISSING, "<", priority=9
 )
-_RMSE: TextColumn[DeviceSummary] = TextColumn("RMSE", lambda d: ratio(d.rmse))
-"""In regression, instead of the accuracy."""
-_AUROC: TextColumn[DeviceSummary] = TextColumn("AUROC", lambda d: ratio(d.auroc), priority=2)
-"""With two classes."""
 _KIND: TextColumn[DeviceSummary] = TextColumn("kind", lambda d: d.kind, "<", priority=8)
 """In a fleet of several kinds."""
 _LINK: TextColumn[DeviceSummary] = TextColumn("link", lambda d: d.link or "", "<", priority=7)
 """In a fleet whose devices draw their links."""
-_ENERGY: TextColumn[DeviceSummary] = TextColumn(
-    "energy", lambda d: known_energy(d.energy_j, d.samples["energy_j"]), priority=3
-)
-"""In a run with a known energy."""
+_TIMED: TextColumn[DeviceSummary] = TextColumn("timed", lambda d: str(d.samples["tau_s_median"]))
+"""Before the medians, which are of these exchanges."""
 _MALICIOUS: TextColumn[DeviceSummary] = TextColumn("malicious", lambda d: d.malicious or "", "<")
 """In a run whose malicious devices are revealed."""
-
-
-def _median_of(d: DeviceSummary, key: str) -> str:
-    value: float | None = getattr(d, key)
-    return cell(seconds(value), value, d.samples[key])
 
 
 def summary_table(summary: RunSummary, width: int | None = None) -> str:
@@ -125,7 +102,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *([] if s.divergence is None else [("diverged", s.divergence.text)]),
         (
             "rounds",
-            f"{s.rounds_completed}{planned}{void}, {_round_times(s.round_s)}; {_durations(s)}",
+            f"{s.rounds_completed}{planned}{void}, {_round_times(s)}; {_durations(s)}",
         ),
         *_quality(s),
         *_spread(s),
@@ -134,21 +111,20 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *[("note", note) for note in s.evaluation_notes],
         (
             "exchanges",
-            f"{x.count}, {_exchange_times(x)}; "
+            f"{x.count}, {_exchange_times(s)}; "
             f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} untimed{contended}"
             f"{_unaccounted(x)}{_lost_in_cells(x)}",
         ),
-        *[("measured", line) for line in column_lines(x)],
         *_refused(x),
         *_prediction(s),
         *_costs(s),
         (
             "selection",
-            f"selection rate: min {ratio(fair.min_selection_rate)}; "
-            f"aggregation rate: min {ratio(fair.min_aggregation_rate)}; "
-            f"{guarantee(fair)}; Jain index {ratio(fair.jain)}",
+            f"selection rate: min {text_of(s, 'min_rate_selected')}; "
+            f"aggregation rate: min {text_of(s, 'min_rate_aggregated')}; "
+            f"{guarantee(fair)}; Jain index {text_of(s, 'jain')}",
         ),
-        ("fairness", _queues(s.queues)),
+        ("fairness", _queues(s)),
         *_invariant(fair),
         *([] if s.local_rule == "sgd" else [("training", f"local rule {s.local_rule}")]),
         *_merge(s),
@@ -159,14 +135,14 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_queries(s),
         (
             "traffic",
-            f"{size(s.bytes.down)} down{_named(x.codecs_down)}, "
-            f"{size(s.bytes.up)} up{_named(x.codecs_up)}",
+            f"{text_of(s, 'down_bytes')} down{_named(x.codecs_down)}, "
+            f"{text_of(s, 'up_bytes')} up{_named(x.codecs_up)}",
         ),
         *_energy(s),
         *_privacy(s),
         *_provenance(s.provenance),
     ]
-    lines = [f"{label:<{LABEL_WIDTH}}{text}" for label, text in pairs]
+    lines = [f"{label:<{LABEL_WIDTH}}{text}" for label, text in _with_own(pairs, s)]
     if width is None:
         return lines
     indent = " " * LABEL_WIDTH
@@ -180,49 +156,66 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
     return [part for line in lines for part in wrapper.wrap(line)]
 
 
+def _with_own(pairs: Sequence[tuple[str, str]], s: RunSummary) -> list[tuple[str, str]]:
+    """Return the lines with the measures that no sentence has, at the ends of theirs."""
+    lines = list(pairs)
+    for measure in own_of(s):
+        if not measure.show:
+            continue
+        text = f"{measure.name} {stated(s, measure)}"
+        at = next((at for at, (label, _) in enumerate(lines) if label == measure.show), None)
+        if at is None:
+            lines.append((measure.show, text))
+        else:
+            lines[at] = (measure.show, f"{lines[at][1]}; {text}")
+    return lines
+
+
 def _quality(s: RunSummary) -> list[tuple[str, str]]:
     """Return the accuracy, with two classes the AUROC, or the error of regression."""
-    a, e, loss = s.accuracy, s.error, f"loss {ratio(s.loss.mean)} ± {ratio(s.loss.std)}"
+    a, e, loss = s.accuracy, s.error, f"loss {text_of(s, 'loss_mean')} ± {text_of(s, 'loss_std')}"
     worst = noise_mark(a.noise.worst10_share) if a.noise else ""
     best = noise_mark(a.noise.best10_share) if a.noise else ""
     if s.task == "regression":
         if e is None:
             return [("error", f"RMSE mean {MISSING}; {loss}")]
         text = (
-            f"RMSE mean {ratio(e.rmse_mean)}, worst 10 % {ratio(e.rmse_worst10)}, best 10 % "
-            f"{ratio(e.rmse_best10)}; mean absolute error {ratio(e.mae_mean)}; {loss}"
+            f"RMSE mean {text_of(s, 'rmse_mean')}, worst 10 % {text_of(s, 'rmse_worst10')}, "
+            f"best 10 % {text_of(s, 'rmse_best10')}; mean absolute error "
+            f"{text_of(s, 'mae_mean')}; {loss}"
         )
         return [("error", text)]
     text = (
-        f"mean {ratio(a.mean)}, worst 10 % {ratio(a.worst10)}{worst}, best 10 % "
-        f"{ratio(a.best10)}{best}, Gini {ratio(a.gini)}; {loss}"
+        f"mean {text_of(s, 'accuracy_mean')}, worst 10 % "
+        f"{text_of(s, 'accuracy_worst10')}{worst}, best 10 % "
+        f"{text_of(s, 'accuracy_best10')}{best}, Gini {text_of(s, 'accuracy_gini')}; {loss}"
     )
     lines = [("accuracy", text)]
     if s.positions is not None:
         p, what = s.positions, "labels" if s.task == "multi-label" else "positions"
         lines[0] = ("accuracy", f"of {what}: {text}")
         exact = (
-            f"all {what} right in {percent(p.exact_match_mean)} of the examples, mean over "
-            f"devices; in {percent(p.exact_match_pooled)} over all examples"
+            f"all {what} right in {text_of(s, 'exact_match_mean')} of the examples, mean over "
+            f"devices; in {text_of(s, 'exact_match_pooled')} over all examples"
         )
         lines.append((what, f"{exact}{_perplexity(s)}"))
         if p.iou_mean is not None:
-            lines.append(("classes", _classes(p)))
+            lines.append(("classes", _classes(s, p)))
     if s.auroc is None:
         return lines
     auroc = (
-        f"mean {ratio(s.auroc.mean)}, worst 10 % {ratio(s.auroc.worst10)}; "
-        f"over all examples {ratio(s.auroc.pooled)}"
+        f"mean {text_of(s, 'auroc_mean')}, worst 10 % {text_of(s, 'auroc_worst10')}; "
+        f"over all examples {text_of(s, 'auroc_pooled')}"
     )
     return [*lines, ("AUROC", auroc)]
 
 
-def _classes(p: Positions) -> str:
+def _classes(s: RunSummary, p: Positions) -> str:
     """Return a text about the classes at positions."""
     text = (
-        f"IoU mean {ratio(p.iou_mean)}, over all examples {ratio(p.iou_pooled)}; accuracy of a "
-        f"class, mean {ratio(p.class_accuracy_mean)}, over all examples "
-        f"{ratio(p.class_accuracy_pooled)}"
+        f"IoU mean {text_of(s, 'iou_mean')}, over all examples {text_of(s, 'iou_pooled')}; "
+        f"accuracy of a class, mean {text_of(s, 'class_accuracy_mean')}, over all examples "
+        f"{text_of(s, 'class_accuracy_pooled')}"
     )
     known = [
         (value, at) for at, value in enumerate(p.class_accuracy_of_classes) if value is not None
@@ -238,7 +231,7 @@ def _perplexity(s: RunSummary) -> str:
     """Return the perplexity as text to append; labels that exclude no other have none."""
     if s.positions is None or s.task == "multi-label":
         return ""
-    return f"; perplexity {ratio(s.positions.perplexity)}"
+    return f"; perplexity {text_of(s, 'perplexity')}"
 
 
 def _energy(s: RunSummary) -> list[tuple[str, str]]:
@@ -329,15 +322,16 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         return []
     counted = "examples" if s.positions is None else "targets"
     text = (
-        f"variance {ratio(a.variance, 4)}{noise_mark(a.noise.variance_share) if a.noise else ''}, "
-        f"standard deviation {ratio(a.std)}, gap {ratio(a.gap)}, Jain index of accuracy "
-        f"{ratio(a.jain)}; "
-        f"by {counted}: mean {ratio(a.pooled)}, worst 10 % {ratio(a.worst10_pooled)}"
+        f"variance {text_of(s, 'accuracy_variance')}"
+        f"{noise_mark(a.noise.variance_share) if a.noise else ''}, "
+        f"standard deviation {text_of(s, 'accuracy_std')}, gap {text_of(s, 'accuracy_gap')}, "
+        f"Jain index of accuracy {text_of(s, 'accuracy_jain')}; by {counted}: mean "
+        f"{text_of(s, 'accuracy_pooled')}, worst 10 % {text_of(s, 'accuracy_worst10_pooled')}"
     )
     if e is not None:
         text = (
-            f"standard deviation {ratio(e.rmse_std)}, gap {ratio(e.rmse_gap)}; over all examples: "
-            f"RMSE {ratio(e.rmse_pooled)}, R2 {ratio(e.r2_pooled)}"
+            f"standard deviation {text_of(s, 'rmse_std')}, gap {text_of(s, 'rmse_gap')}; over all "
+            f"examples: RMSE {text_of(s, 'rmse_pooled')}, R2 {text_of(s, 'r2_pooled')}"
         )
     pairs = [("spread", text)]
     if s.aggregation.rule in ("corefed", "propfair"):
@@ -385,38 +379,43 @@ def _product(value: float | None) -> str:
 
 def _durations(s: RunSummary) -> str:
     """Return the durations of the rounds and of the run, in virtual time for a replay."""
-    devices = f"{device_time(s.device_s)} device-seconds"
+    devices = f"{text_of(s, 'device_s')} {run_measure('device_s').name}"
     if s.clock == "virtual":
-        replayed = f"{clock(s.virtual_s)} of virtual time in rounds, replayed in"
+        replayed = f"{text_of(s, 'virtual_s')} of virtual time in rounds, replayed in"
         return f"{replayed} {seconds(s.wall_s)} s; {devices}"
     dilated = f", time dilation {s.dilation:.3g}" if s.dilation != 1.0 else ""
-    return f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in total{dilated}; {devices}"
+    return (
+        f"{text_of(s, 'virtual_s')} in rounds, {text_of(s, 'wall_s')} in total{dilated}; {devices}"
+    )
 
 
-def _round_times(x: RoundTimes) -> str:
+def _round_times(s: RunSummary) -> str:
     """Return median and 95th percentile of the durations of rounds, or why there are none."""
-    sample = x.samples["median"]
-    if x.median is None:
+    sample = s.round_s.samples["median"]
+    if s.round_s.median is None:
         return f"no median ({sample} not void, {sample.why_none})"
     of = "" if sample.n == sample.of else f" ({sample})"
-    return f"median {seconds(x.median)} s, p95 {seconds(x.p95)} s{of}"
+    return f"median {text_of(s, 'round_median_s')} s, p95 {text_of(s, 'round_p95_s')} s{of}"
 
 
-def _exchange_times(x: ExchangeSummary) -> str:
+def _exchange_times(s: RunSummary) -> str:
     """Return median and 95th percentile of the exchange times, or why there are none."""
-    sample = x.samples["median_s"]
-    if x.median_s is None:
+    sample = s.exchange.samples["median_s"]
+    if s.exchange.median_s is None:
         return f"no median ({sample} timed, {sample.why_none})"
-    return f"median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s ({sample} timed)"
+    return (
+        f"median {text_of(s, 'tau_median_s')} s, p95 {text_of(s, 'tau_p95_s')} s ({sample} timed)"
+    )
 
 
-def _queues(q: Queues) -> str:
+def _queues(s: RunSummary) -> str:
     """Return the virtual queues after the last round, and over all rounds."""
-    if q.total is None:
+    if s.queues.total is None:
         return "no virtual queues"
     return (
-        f"{QUEUE_SUM.name} {ratio(q.total, 2)}, largest {ratio(q.largest, 2)} after the last "
-        f"round; mean sum {ratio(q.mean_total, 2)}, max {ratio(q.max, 2)} over all rounds"
+        f"{run_measure('queue_total').name} {text_of(s, 'queue_total')}, largest "
+        f"{text_of(s, 'queue_largest')} after the last round; mean sum "
+        f"{text_of(s, 'queue_mean_total')}, max {text_of(s, 'queue_max')} over all rounds"
     )
 
 
@@ -467,20 +466,6 @@ def _lost_in_cells(x: ExchangeSummary) -> str:
     if x.cell_wait_ratio is None:
         return f"; lost to others in a cell: no median ({sample} timed, {sample.why_none})"
     return f"; lost to others in a cell: median {percent(x.cell_wait_ratio)} ({sample})"
-
-
-def column_lines(x: ExchangeSummary) -> list[str]:
-    """Return a line for each column that states a statistic of its own, unless it is 0."""
-    lines = []
-    for name, one in x.columns.items():
-        if one.value:
-            unit = unit_of(name)
-            text = text_in(unit, one.value) + f" {unit}" * (unit not in ("", "J", "byte"))
-            lines.append(f"{one.heading}: {one.statistic} {text} ({one.sample})")
-        elif one.value is None and one.sample.n:
-            why = one.sample.why_none if one.statistic == "median" else one.sample.why_no_total
-            lines.append(f"{one.heading}: no {one.statistic} ({one.sample}, {why})")
-    return lines
 
 
 def change_line(x: LiveChange) -> str:
@@ -571,7 +556,8 @@ def _weights(s: RunSummary) -> list[tuple[str, str]]:
     if w.divergence is None or w.divergence < NOTABLE_DIVERGENCE:
         return []
     ends = [f"{ratio(ratios.get(name), 2)} ({name})" for name in (w.lowest, w.highest) if name]
-    text = f"{' to '.join(ends)} times the share of examples; divergence {ratio(w.divergence)}"
+    divergence = f"divergence {text_of(s, 'weight_divergence')}"
+    text = f"{' to '.join(ends)} times the share of examples; {divergence}"
     return [("weights", f"{s.aggregation.rule}: {text}")]
 
 
@@ -624,13 +610,15 @@ def _attackers(s: RunSummary) -> list[tuple[str, str]]:
         f"; {a.left_out} of their {a.aggregated} updates left out" if s.defence.left_out else ""
     )
     text = (
-        f"{kinds}: {percent(a.device_share)} of the devices, {percent(a.selection_share)} of the "
-        f"selections, {percent(a.weight_share)} of the weight{defence}"
+        f"{kinds}: {percent(a.device_share)} of the devices, "
+        f"{text_of(s, 'malicious_selections')} of the selections, "
+        f"{text_of(s, 'malicious_weight')} of the weight{defence}"
     )
-    benign = f"loss {ratio(a.loss_mean)} ± {ratio(a.loss_std)}"
+    benign = f"loss {text_of(s, 'benign_loss_mean')} ± {ratio(a.loss_std)}"
     if s.task != "regression":
         benign = (
-            f"accuracy: mean {ratio(a.accuracy_mean)}, worst 10 % {ratio(a.accuracy_worst10)}"
+            f"accuracy: mean {text_of(s, 'benign_accuracy_mean')}, worst 10 % "
+            f"{text_of(s, 'benign_accuracy_worst10')}"
             f"{noise_mark(a.noise.worst10_share) if a.noise else ''}, standard deviation "
             f"{ratio(a.accuracy_std)}{_of_variance(a.noise)}; {benign}"
         )
@@ -719,15 +707,17 @@ def _named(codecs: dict[str, int]) -> str:
 
 def _fleet(summary: RunSummary, width: int | None) -> list[str]:
     listed = summary.fleet[:MAX_DEVICES]
-    name, *others = _COLUMNS
-    columns = [name]
+    columns = [_NAME]
     columns += [_KIND] if len({device.kind for device in summary.fleet}) > 1 else []
     columns += [_LINK] if any(device.link is not None for device in summary.fleet) else []
-    if summary.task == "regression":
-        others[-1] = _RMSE
-    columns += others
-    columns += [_AUROC] if summary.auroc is not None else []
-    columns += [_ENERGY] if summary.energy is not None else []
+    columns.append(_PROFILE)
+    for measure in device_measures():
+        if measure.show is None or not measure.show.is_known(summary):
+            continue
+        columns += [_TIMED] if measure.key == "tau_s_median" else []
+        columns.append(
+            TextColumn(measure.show.heading, measure.cell, priority=measure.show.priority)
+        )
     columns += [_MALICIOUS] if summary.attackers is not None and summary.attackers.kinds else []
     lines = table_lines(columns, listed, width)
     if any(device.tau_s_median is None for device in listed if device.samples["tau_s_median"].n):

@@ -171,6 +171,11 @@ class ColumnSpec:
     column: Column | None = None
     """Its declaration, if it is a measured column of the exchange."""
 
+    @property
+    def unit(self) -> str:
+        """Unit of a number; empty if it has none."""
+        return unit_of(self.name)
+
     def definition(self) -> str:
         """Return the column definition for `CREATE TABLE`."""
         may_be_null = self.is_optional or self.kind is float

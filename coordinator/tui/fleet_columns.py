@@ -3,15 +3,12 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
-from fairbed.coordinator.report.quantities import (
-    MISSING,
-    bandwidth,
-    energy,
-    ratio,
-    seconds,
-)
+from fairbed.coordinator.report.measures import device_measures
+from fairbed.coordinator.report.measures.entry import DeviceMeasure
+from fairbed.coordinator.report.quantities import MISSING
 from fairbed.coordinator.tui.filters import Field, Filter
 from fairbed.coordinator.tui.phase_spans import PHASE_OF_STATE
 from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView
@@ -63,9 +60,9 @@ def state_style(device: DeviceView, _beta: float | None = None) -> str:
 
 def rate_style(device: DeviceView, beta: float | None) -> str:
     """Return the style of the selection rate: good if at least beta, otherwise a warning."""
-    if beta is None or device.rate is None:
+    if beta is None or device.selection_rate is None:
         return ""
-    return "good" if device.rate >= beta - TOLERANCE else "warn"
+    return "good" if device.selection_rate >= beta - TOLERANCE else "warn"
 
 
 def aggregation_style(device: DeviceView, beta: float | None) -> str:
@@ -140,11 +137,6 @@ def _valid_share(device: DeviceView) -> float | None:
     return (done - invalid) / done if done else None
 
 
-def _temperature(device: DeviceView) -> str:
-    found = device.temperature_celsius
-    return MISSING if found is None else f"{found:.0f}"
-
-
 PHASE_BAR = FleetColumn(
     "phases",
     "phases",
@@ -158,7 +150,51 @@ PHASE_BAR = FleetColumn(
     is_number=False,
 )
 
-COLUMNS: tuple[FleetColumn, ...] = (
+STYLES: Mapping[str, Style] = {
+    "clock": clock_style,
+    "pred": dim_style,
+    "rate": rate_style,
+    "aggregated": aggregation_style,
+}
+"""Of columns of measures, by key; others are plain text."""
+
+KNOWN: Mapping[str, Callable[[RunView], bool]] = {
+    "clock": lambda view: any(d.clock_ratio not in (None, 1.0) for d in view.devices),
+    "temp": lambda view: any(d.temperature_celsius is not None for d in view.devices),
+    "accuracy": lambda view: view.task != "regression",
+    "auroc": lambda view: any(d.auroc is not None for d in view.devices),
+    "rmse": lambda view: view.task == "regression",
+    "energy": lambda view: view.energy_j is not None,
+}
+"""Whether a column of a measure is shown unless the user chose columns; others always are."""
+
+LETTERS = "0123456789"
+"""Keys of columns of measures that name none."""
+
+
+@cache
+def column_of(measure: DeviceMeasure, letter: str) -> FleetColumn:
+    """Return the column of a measure; `letter` is for one that names none."""
+    place = measure.room
+    assert place is not None
+    form = place.format or measure.format
+    return FleetColumn(
+        place.key,
+        place.heading,
+        place.wide_heading,
+        f"{measure.meaning}{place.more}.",
+        place.letter or letter,
+        place.priority,
+        place.min_width,
+        lambda device: form.text(measure.value(device)),
+        measure.value,
+        is_largest_first=place.is_largest_first,
+        style=STYLES.get(place.key, no_style),
+        is_known=KNOWN.get(place.key, lambda _view: True),
+    )
+
+
+NAMES: tuple[FleetColumn, ...] = (
     FleetColumn(
         "name",
         "device",
@@ -217,240 +253,62 @@ COLUMNS: tuple[FleetColumn, ...] = (
         style=state_style,
     ),
     PHASE_BAR,
-    FleetColumn(
-        "mu",
-        "µ",
-        "µ cores",
-        "Cores that training can use: free cores times clock / nominal clock, as reported.",
-        "m",
-        6,
-        4,
-        lambda d: ratio(d.mu_cores, 2),
-        lambda d: d.mu_cores,
-    ),
-    FleetColumn(
-        "clock",
-        "clock",
-        "clock",
-        "Clock of the processor under load / nominal clock; ! while it is throttled.",
-        "c",
-        12,
-        5,
-        lambda d: ratio(d.clock_ratio, 2),
-        lambda d: d.clock_ratio,
-        style=clock_style,
-        is_known=lambda view: any(d.clock_ratio not in (None, 1.0) for d in view.devices),
-    ),
-    FleetColumn(
-        "temp",
-        "°C",
-        "temp. °C",
-        "Temperature of the processor, degrees Celsius.",
-        "h",
-        12,
-        3,
-        _temperature,
-        lambda d: d.temperature_celsius,
-        is_largest_first=True,
-        is_known=lambda view: any(d.temperature_celsius is not None for d in view.devices),
-    ),
-    FleetColumn(
-        "down",
-        "B↓",
-        "down bit/s",
-        "Rate of the downlink, bit/s: estimated by the device from its transfers.",
-        "d",
-        7,
-        4,
-        lambda d: bandwidth(d.downlink_bps),
-        lambda d: d.downlink_bps,
-    ),
-    FleetColumn(
-        "up",
-        "B↑",
-        "up bit/s",
-        "Rate of the uplink, bit/s: estimated by the device from its transfers.",
-        "u",
-        7,
-        4,
-        lambda d: bandwidth(d.uplink_bps),
-        lambda d: d.uplink_bps,
-    ),
-    FleetColumn(
-        "pred",
-        "pred s",
-        "predicted s",
-        "Exchange time that was predicted at the last selection, seconds.",
-        "e",
-        2,
-        6,
-        lambda d: seconds(d.tau_hat_s),
-        lambda d: d.tau_hat_s,
-        is_largest_first=True,
-        style=dim_style,
-    ),
-    FleetColumn(
-        "tau",
-        "τ s",
-        "measured s",
-        "Newest measured exchange time, seconds: download, training and upload, without the wait "
-        "for an upload grant.",
-        "t",
-        1,
-        5,
-        lambda d: seconds(d.tau_s),
-        lambda d: d.tau_s,
-        is_largest_first=True,
-    ),
-    FleetColumn(
-        "selected",
-        "sel",
-        "selected",
-        "Rounds in which the device was selected.",
-        "x",
-        3,
-        3,
-        lambda d: str(d.selected),
-        lambda d: d.selected,
-    ),
-    FleetColumn(
-        "rate",
-        "rate",
-        "rate",
-        "Selections / rounds since the device joined. ≥ in the heading is the guaranteed rate "
-        "(beta); ! marks a rate below it.",
-        "r",
-        3,
-        5,
-        lambda d: ratio(d.rate, 2),
-        lambda d: d.rate,
-        style=rate_style,
-    ),
-    FleetColumn(
-        "aggregated",
-        "agg",
-        "aggregated",
-        "Aggregated updates / rounds since the device joined; lower than the selection rate if "
-        "updates are late or fail. ! marks a rate below the guarantee.",
-        "g",
-        9,
-        5,
-        lambda d: ratio(d.aggregation_rate, 2),
-        lambda d: d.aggregation_rate,
-        style=aggregation_style,
-    ),
-    FleetColumn(
-        "queue",
-        "Z",
-        "queue Z",
-        "Virtual queue of RBCS-F: the deficit of selections. It grows by beta in each round and "
-        "falls by 1 when the device is selected.",
-        "z",
-        4,
-        4,
-        lambda d: ratio(d.queue, 2),
-        lambda d: d.queue,
-        is_largest_first=True,
-    ),
-    FleetColumn(
-        "loss",
-        "loss",
-        "loss",
-        "Loss of the global model on the held-out examples of the device, nats.",
-        "l",
-        5,
-        4,
-        lambda d: ratio(d.loss, 2),
-        lambda d: d.loss,
-        is_largest_first=True,
-    ),
-    FleetColumn(
-        "accuracy",
-        "acc",
-        "accuracy",
-        "Accuracy of the global model on the held-out examples of the device.",
-        "a",
-        1,
-        5,
-        lambda d: ratio(d.accuracy),
-        lambda d: d.accuracy,
-        is_known=lambda view: view.task != "regression",
-    ),
-    FleetColumn(
-        "auroc",
-        "AUROC",
-        "AUROC",
-        "Area under the ROC curve of the global model on the held-out examples of the device.",
-        "f",
-        2,
-        5,
-        lambda d: ratio(d.auroc),
-        lambda d: d.auroc,
-        is_known=lambda view: any(d.auroc is not None for d in view.devices),
-    ),
-    FleetColumn(
-        "rmse",
-        "RMSE",
-        "RMSE",
-        "Root mean squared error of the global model on the held-out examples of the device.",
-        "E",
-        1,
-        5,
-        lambda d: ratio(d.rmse),
-        lambda d: d.rmse,
-        is_largest_first=True,
-        is_known=lambda view: view.task == "regression",
-    ),
-    FleetColumn(
-        "valid",
-        "valid",
-        "valid",
-        "Exchanges with a reliable time / done exchanges. The estimator learns from valid ones "
-        "only; the updates of all count.",
-        "v",
-        10,
-        5,
-        _valid,
-        _valid_share,
-    ),
-    FleetColumn(
-        "energy",
-        "energy",
-        "energy",
-        "Known energy of the exchanges of closed rounds, joules, idle power included.",
-        "j",
-        6,
-        6,
-        lambda d: energy(d.energy_j),
-        lambda d: d.energy_j,
-        is_largest_first=True,
-        is_known=lambda view: view.energy_j is not None,
-    ),
-    FleetColumn(
-        "malicious",
-        "malicious",
-        "malicious",
-        "How the device attacks the training on purpose.",
-        "b",
-        1,
-        9,
-        lambda d: d.malicious or "",
-        lambda d: d.malicious,
-        is_number=False,
-        style=bad_style,
-        is_known=lambda view: view.reveals,
-    ),
 )
-"""All columns, in their order on the screen."""
+"""What a device is and does."""
 
-BY_KEY: Mapping[str, FleetColumn] = {column.key: column for column in COLUMNS}
-
-FIELDS: tuple[Field[DeviceView], ...] = tuple(
-    Field(column.key, column.value, column.is_number, column.is_searched)
-    for column in COLUMNS
-    if column is not PHASE_BAR
+VALID = FleetColumn(
+    "valid",
+    "valid",
+    "valid",
+    "Exchanges with a reliable time / done exchanges. The estimator learns from valid ones "
+    "only; the updates of all count.",
+    "v",
+    10,
+    5,
+    _valid,
+    _valid_share,
 )
-"""What a filter can ask of a device."""
+
+MALICIOUS = FleetColumn(
+    "malicious",
+    "malicious",
+    "malicious",
+    "How the device attacks the training on purpose.",
+    "b",
+    1,
+    9,
+    lambda d: d.malicious or "",
+    lambda d: d.malicious,
+    is_number=False,
+    style=bad_style,
+    is_known=lambda view: view.reveals,
+)
+
+
+def all_columns() -> tuple[FleetColumn, ...]:
+    """Return all columns, in their order on the screen: those of measures are of the catalogue."""
+    shown = [measure for measure in device_measures() if measure.room is not None]
+    letters = iter(LETTERS)
+    columns = list(NAMES)
+    for measure in shown:
+        has_letter = measure.room is not None and measure.room.letter
+        column = column_of(measure, "" if has_letter else next(letters, ""))
+        columns += [VALID, column] if column.key == "energy" else [column]
+    return (*columns, MALICIOUS)
+
+
+def by_key() -> Mapping[str, FleetColumn]:
+    """Return all columns by their keys."""
+    return {column.key: column for column in all_columns()}
+
+
+def fields() -> tuple[Field[DeviceView], ...]:
+    """Return what a filter can ask of a device."""
+    return tuple(
+        Field(column.key, column.value, column.is_number, column.is_searched)
+        for column in all_columns()
+        if column is not PHASE_BAR
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +323,7 @@ class Order:
     def read(cls, text: str) -> "Order":
         """Return the order of a text such as `tau` or, for the largest first, `-tau`."""
         key = text.removeprefix("-")
-        return cls(key, text.startswith("-")) if key in ("", *BY_KEY) else cls()
+        return cls(key, text.startswith("-")) if key in ("", *by_key()) else cls()
 
     def __str__(self) -> str:
         """Return the text that `read` reads."""
@@ -480,7 +338,8 @@ class Order:
         """Return the order by a column, what deserves attention first; of the same one reversed."""
         if key == self.key:
             return self.reversed
-        return Order(key, key in BY_KEY and BY_KEY[key].is_largest_first)
+        column = by_key().get(key)
+        return Order(key, column is not None and column.is_largest_first)
 
 
 def arranged(devices: Sequence[DeviceView], keeps: Filter[DeviceView], order: Order) -> list[int]:
@@ -491,7 +350,7 @@ def arranged(devices: Sequence[DeviceView], keeps: Filter[DeviceView], order: Or
     kept = [at for at, device in enumerate(devices) if keeps(device)]
     if not order.key:
         return kept[::-1] if order.is_largest_first else kept
-    value = BY_KEY[order.key].value
+    value = by_key()[order.key].value
     values = {at: value(devices[at]) for at in kept}
     known = [at for at in kept if values[at] is not None]
     known.sort(key=lambda at: _sortable(values[at]), reverse=order.is_largest_first)
@@ -514,8 +373,8 @@ def columns_of(
 ) -> tuple[FleetColumn, ...]:
     """Return the columns for the devices of a run: the chosen ones and the name, or the usual."""
     if chosen is not None:
-        return tuple(c for c in COLUMNS if c.key == "name" or c.key in chosen)
-    usual = (column for column in COLUMNS if has_bars or column is not PHASE_BAR)
+        return tuple(c for c in all_columns() if c.key == "name" or c.key in chosen)
+    usual = (column for column in all_columns() if has_bars or column is not PHASE_BAR)
     return tuple(column for column in usual if column.is_known(view))
 
 

@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fairbed.coordinator.report.facts import RunFacts
+from fairbed.coordinator.report.measures import own_numbers, own_numbers_of_devices
 from fairbed.coordinator.report.privacy import privacy_summary
 from fairbed.coordinator.store.reader import LIVE, Quality, RunInfo, RunReader, SelectionCounts
 from fairbed.coordinator.store.tables import CommandRow, DeviceRow, TruthRow
@@ -227,6 +229,8 @@ class ViewReader:
             events = reader.events(cursor.event, EVENTS_KEPT)
             telemetry = reader.telemetry_latest(cursor.telemetry)
             is_new = cursor.event == 0
+            is_changed = bool(rounds or metrics)
+            facts = RunFacts(reader, info=info)
             may_have_joined = is_new or bool(events)
             return ViewUpdate(
                 info=info,
@@ -255,6 +259,8 @@ class ViewReader:
                 events=events,
                 telemetry=[row for _, row in telemetry],
                 commands=reader.commands(),
+                measures=own_numbers(facts, "room") if is_changed else None,
+                device_measures=own_numbers_of_devices(facts, "room") if is_changed else {},
             )
 
 

@@ -7,13 +7,11 @@ from statistics import median
 from typing import Any
 
 from fairbed.coordinator.policy.live_settings import accepted_changes, mean_beta
+from fairbed.coordinator.report.measures import run_measure
 from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.report.quantities import (
-    ENERGY,
     MISSING,
     NO_SAMPLE,
-    QUEUE_SUM,
-    ROUND_MEDIAN,
     SampleCount,
     clock,
     energy,
@@ -243,7 +241,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         "energy",
         lambda x: known_energy(x.energy_j, x.energy_sample),
         lambda x: x.energy_j,
-        f"{ENERGY.meaning}; of how many, unless of all.",
+        f"{run_measure('energy_j').meaning}, joules; of how many, unless of all.",
     ),
     RunColumn(
         "devices",
@@ -369,8 +367,8 @@ def differences(first: RunSeries, second: RunSeries) -> list[tuple[str, str, str
         _compared(quality, first, second, lambda run: _last(run.metrics, 2), ratio),
         _compared("worst 10 %", first, second, lambda run: _last(run.metrics, 3), ratio),
         _compared("run clock", first, second, _elapsed_s, clock),
-        _compared(ROUND_MEDIAN.name, first, second, lambda run: run.round_median_s, _seconds),
-        _compared(QUEUE_SUM.name, first, second, lambda run: _last(run.rounds, 1), _queue),
+        _compared(_name("round_median_s"), first, second, lambda run: run.round_median_s, _seconds),
+        _compared(_name("queue_total"), first, second, lambda run: _last(run.rounds, 1), _queue),
         _compared("rate ≥", first, second, lambda run: run.line.least_rate, ratio),
         _compared("energy", first, second, lambda run: run.line.energy_j, energy),
     ]
@@ -399,6 +397,10 @@ def _compared(
         return (label, *texts, "")  # type: ignore[return-value]
     sign = "+" if other > one else "-" if other < one else ""
     return (label, texts[0], texts[1], f"{sign}{text(abs(other - one))}")
+
+
+def _name(key: str) -> str:
+    return run_measure(key).name
 
 
 def _last(rows: Sequence[tuple[Any, ...]], column: int) -> float | None:

@@ -13,6 +13,8 @@ from typing import Any
 from msgspec import Struct, structs
 
 from fairbed.coordinator.policy.live_settings import Change, accepted_changes, mean_beta
+from fairbed.coordinator.report.measures import numbers_of
+from fairbed.coordinator.report.measures.entry import Number
 from fairbed.coordinator.report.quality import quality_of
 from fairbed.coordinator.store.reader import Quality, RunInfo, SelectionCounts, profile_of
 from fairbed.coordinator.store.tables import (
@@ -104,9 +106,11 @@ class DeviceView(Struct, frozen=True):
     """Clock under load / nominal clock."""
     throttled: str = ""
     """Causes that throttle its processor; empty: none is known."""
+    measures: Mapping[str, Number] = {}
+    """Measures of the catalogue without a field of their own; empty in a past round."""
 
     @property
-    def rate(self) -> float | None:
+    def selection_rate(self) -> float | None:
         """Selections per round since it joined."""
         return self.selected / self.rounds if self.rounds else None
 
@@ -218,6 +222,10 @@ class ViewUpdate:
     """Latest row of each device with new telemetry."""
     commands: Sequence[CommandRow] = ()
     """All commands of the run."""
+    measures: Mapping[str, Number] | None = None
+    """Measures of the catalogue without a place of their own in the view; None: not read."""
+    device_measures: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    """Those of devices, by key and device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +252,8 @@ class RunView:
     """Largest epsilon of local noise; None without noise, or if it is unknown."""
     stragglers: Stragglers = Stragglers()
     """Late exchanges of all closed rounds."""
+    measures: Mapping[str, Number] = field(default_factory=dict)
+    """Measures of the catalogue without a place of their own here; empty in a past round."""
     events: tuple[tuple[int, EventRow], ...] = ()
     changes: tuple[Change, ...] = ()
     """Settings that operators changed, oldest first."""
@@ -389,6 +399,7 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
         device_s=view.device_s + update.device_s,
         epsilon=view.epsilon if update.epsilon is None else update.epsilon,
         stragglers=view.stragglers.plus(update.rounds),
+        measures=view.measures if update.measures is None else update.measures,
         events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
         changes=tuple(accepted_changes(update.commands)),
         closings_s=(
@@ -531,6 +542,8 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
         changes[metric.device] |= {key: getattr(metric, key) for key in scored}
         changes[metric.device]["test_n"] = metric.n
         changes[metric.device]["has_positions"] = metric.positions is not None
+    for name in devices if update.device_measures else ():
+        changes[name]["measures"] = numbers_of(name, update.device_measures)
     for score in update.personal_scores:
         changes[score.device]["personal"] = quality_of(score)
     for context in update.telemetry:

@@ -14,6 +14,13 @@ from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.factories import rescaling_parts
+from fairbed.coordinator.report.measures.scales import (
+    CLOCK_S,
+    COUNT,
+    MetricKind,
+    RunSize,
+    Scale,
+)
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.differences import (
     ArmValues,
@@ -27,18 +34,13 @@ from fairbed.testbed.compare.differences import (
 )
 from fairbed.testbed.compare.grid import BUDGETS, Arm, Grid, TargetConfig
 from fairbed.testbed.compare.measures import (
-    CLOCK_S,
-    COUNT,
     FINAL_ERROR,
     MACHINE_TIME,
-    METRICS,
-    UNDER_ATTACK,
     UPDATES,
     Metric,
-    MetricKind,
     RunCurves,
-    RunSize,
-    Scale,
+    keys_of,
+    known_metrics,
 )
 from fairbed.testbed.compare.run_warnings import warnings_of_runs
 from fairbed.testbed.compare.statistics import (
@@ -57,12 +59,15 @@ LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
 ADD_SEEDS = "add seeds, finished cells are kept"
 """What to do about too few seeds."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
-METRIC_OF_BUDGETS = {metric.key: metric for metric in METRICS} | {
-    UPDATES: Metric(UPDATES, "selection", "updates", "updates", "", "more", 0, COUNT)
-}
-"""Metrics that can be compared at equal budgets."""
-
 T = TypeVar("T")
+
+UPDATE_COUNT = Metric(UPDATES, "selection", "updates", "updates", "", "more", 0, COUNT)
+
+
+def metric_of_budgets(key: str) -> Metric:
+    """Return a metric that can be compared at equal budgets."""
+    return ({metric.key: metric for metric in known_metrics()} | {UPDATES: UPDATE_COUNT})[key]
+
 
 REPORTED = ("accuracy_mean", "accuracy_worst10", FINAL_ERROR, FRONT_TIME, FRONT_RATE, "device_s")
 """Metrics of the table for a paper, besides the primary one and the first target."""
@@ -238,7 +243,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     @property
     def budget_heading(self) -> str:
         """Heading of the metric that is compared at equal budgets."""
-        return METRIC_OF_BUDGETS[self.budget_metric].heading.removeprefix("final ")
+        return metric_of_budgets(self.budget_metric).heading.removeprefix("final ")
 
     @property
     def undefined(self) -> list[str]:
@@ -256,8 +261,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     @property
     def scales(self) -> list[str]:
         """How to read the metrics on the log scale, and which could not be on it."""
-        wanted = {metric.key for metric in METRICS if metric.quantity.scale == "log"}
-        if METRIC_OF_BUDGETS[self.budget_metric].quantity.scale == "log":
+        wanted = {metric.key for metric in known_metrics() if metric.quantity.scale == "log"}
+        if metric_of_budgets(self.budget_metric).quantity.scale == "log":
             wanted.update(BUDGETS)
         is_log = [metric.heading for metric in self.metrics if metric.scale == "log"]
         no_log = [m.heading for m in self.metrics if m.key in wanted and m.scale == "linear"]
@@ -385,7 +390,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
     target_of = grid.target.of or grid.baseline
     targets = _targets(grid.target, target_of, done)
     horizon_s = _horizon(grid.target, done) if targets else None
-    metrics = [m for m in METRICS if m.key != MACHINE_TIME or grid.fleet == "run"]
+    metrics = [m for m in known_metrics() if m.key != MACHINE_TIME or grid.fleet == "run"]
     if horizon_s is not None:
         metrics += _add_times(done, targets, horizon_s)
     budgets = _budgets(done)
@@ -495,7 +500,7 @@ def _collect(grid: Grid, results: Sequence[CellResult]) -> _Cells:
     if not any(run.has_attack for run in runs):
         for seeds in finished.values():
             for cell in seeds.values():
-                cell.values.update(dict.fromkeys(UNDER_ATTACK))
+                cell.values.update(dict.fromkeys(keys_of("attack")))
     return _Cells(finished, failed)
 
 
@@ -582,7 +587,7 @@ def _add_budgets(done: _Cells, budgets: Sequence[Budget], of: str) -> list[Metri
         for budget, at in zip(budgets, axes, strict=bool(budgets)):
             found = value_at(budget.amount, np.array(at, dtype=np.float64), values)
             cell.add(budget.key, found, "its first value is after this budget")
-    metric = METRIC_OF_BUDGETS[of]
+    metric = metric_of_budgets(of)
     return [
         replace(
             metric,
@@ -613,7 +618,7 @@ def _front(grid: Grid, done: _Cells) -> dict[str, bool]:
     known = [name for name, samples in pairs.items() if all(sample.values for sample in samples)]
     if not known:
         return {}
-    quantities = {metric.key: metric.quantity for metric in METRICS}
+    quantities = {metric.key: metric.quantity for metric in known_metrics()}
     means: list[Floats] = []
     for axis, key in enumerate((FRONT_TIME, FRONT_RATE)):
         of_arms = {name: pairs[name][axis] for name in known}

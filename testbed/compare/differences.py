@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
-from fairbed.testbed.compare.measures import MetricKind, RunSize
+from fairbed.coordinator.report.measures.scales import MetricKind, RunSize
 from fairbed.testbed.compare.statistics import CONFIDENCE, holm, mean_interval, p_value
 
 FAMILY_LEVEL = 1.0 - CONFIDENCE

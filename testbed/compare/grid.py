@@ -25,18 +25,16 @@ from fairbed.coordinator.policy.config import PositiveFloat, Section
 from fairbed.profiles import ProfileError
 from fairbed.testbed.compare.measures import (
     ENERGY,
-    FAIRNESS,
     FINAL_ACCURACY,
     FINAL_ERROR,
     MACHINE_TIME,
-    METRICS,
-    PERSONAL,
-    QUALITY,
-    SCORES,
+    NEEDS_TRAINING,
     TOTAL_TIME,
-    UNDER_ATTACK,
-    UNDER_ATTACK_IF_TRAINED,
     UPDATES,
+    WITHOUT_TRAINING,
+    keys_of,
+    known_metrics,
+    scores,
 )
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite
 from fairbed.testbed.experiment.file import (
@@ -128,7 +126,7 @@ class GridConfig(Section, frozen=True, kw_only=True):
     as they fit.
     It may change after the first run."""
     budget_metric: str | None = None
-    """What is compared at equal rounds, time and device-seconds: a key of `SCORES`, or `updates`;
+    """What is compared at equal rounds, time and device-seconds: a key of `scores`, or `updates`;
     None is the accuracy, without training the updates."""
     set: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keys of the experiment that all arms change."""
@@ -199,7 +197,7 @@ class Grid:
     primary: str
     """Key of the metric that the grid is about."""
     budget_metric: str
-    """What is compared at equal budgets: a key of `SCORES`, or `UPDATES`."""
+    """What is compared at equal budgets: a key of `scores`, or `UPDATES`."""
     target: TargetConfig
     report: tuple[str, ...] = ()
     """Keys of the metrics of the table for a paper; empty takes a few."""
@@ -327,7 +325,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         has_personal=has_personal,
         has_energy=has_energy,
     )
-    described = [metric.key for metric in METRICS if metric.better is None]
+    described = [metric.key for metric in known_metrics() if metric.better is None]
     return Grid(
         name=name,
         fleet=config.fleet,
@@ -339,7 +337,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         budget_metric=_metric(
             "budget_metric",
             config.budget_metric or (FINAL_ACCURACY if trains else UPDATES),
-            [*(SCORES if trains else ()), UPDATES],
+            [*(scores() if trains else ()), UPDATES],
         ),
         target=config.target,
     )
@@ -392,15 +390,20 @@ def _metrics(
     config: GridConfig, *, trains: bool, has_attack: bool, has_personal: bool, has_energy: bool
 ) -> list[str]:
     """Return the keys of the metrics of a grid whose differences are tested."""
+    trained = {key for group in NEEDS_TRAINING for key in keys_of(group)} - {WITHOUT_TRAINING}
     unknown = {
-        *(() if trains else (*SCORES, *QUALITY, *FAIRNESS, *UNDER_ATTACK_IF_TRAINED)),
+        *(() if trains else trained),
         *(() if has_energy else (ENERGY,)),
-        *(() if has_attack else UNDER_ATTACK),
-        *(() if trains and has_personal else PERSONAL),
+        *(() if has_attack else keys_of("attack")),
+        *(() if trains and has_personal else keys_of("personal")),
         *(() if config.fleet == "run" else (MACHINE_TIME,)),
     }
     targets = config.target.keys if trains else ()
-    return [*(m.key for m in METRICS if m.better and m.key not in unknown), *targets, *BUDGETS]
+    return [
+        *(m.key for m in known_metrics() if m.better and m.key not in unknown),
+        *targets,
+        *BUDGETS,
+    ]
 
 
 def _metric(where: str, key: str, keys: Sequence[str]) -> str:

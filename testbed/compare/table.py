@@ -24,24 +24,10 @@ from fairbed.testbed.compare.differences import (
     Difference,
     Estimate,
 )
+from fairbed.testbed.compare.measures import keys_with_table
 from fairbed.testbed.progress import rich_console
 from fairbed.wire.printable import Printable, csv_cell
 
-HEADLINES = (
-    FRONT_TIME,
-    "device_s",
-    FRONT_RATE,
-    "mape",
-    "accuracy_mean",
-    "accuracy_worst10",
-    "accuracy_worst10_shrunken",
-    "auroc_mean",
-    "rmse_mean",
-    "rmse_worst10",
-    "personal_accuracy_mean",
-    "benign_accuracy_mean",
-)
-"""Metrics with their own table with intervals, besides the primary one and times to a target."""
 GAP = 3
 """Characters between two columns in a terminal."""
 SMALLEST_P = 0.001
@@ -75,7 +61,9 @@ def tables(comparison: Comparison) -> Iterator[TextTable]:
     yield _front(comparison)
     if comparison.budgets:
         yield _at_budgets(comparison)
-    shown = {*HEADLINES, *(target.key for target in comparison.targets)} - {comparison.primary}
+    shown = {*keys_with_table(), *(target.key for target in comparison.targets)} - {
+        comparison.primary
+    }
     for metric in comparison.metrics:
         if metric.key in shown:
             yield _one_metric(comparison, metric)

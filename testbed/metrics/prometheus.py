@@ -4,7 +4,7 @@ No metric has a label per round or per exchange. The labels with the most values
 `testbed.metrics.totals.MAX_DEVICES` of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -19,14 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from fairbed.coordinator.report.quantities import (
-    ENERGY,
-    LEAST,
-    QUEUE_LARGEST,
-    QUEUE_SUM,
-    SampleCount,
-    of_enough,
-)
+from fairbed.coordinator.report.measures import device_measures, run_measure, run_measures
+from fairbed.coordinator.report.quantities import LEAST, SampleCount, of_enough
 from fairbed.coordinator.state.alerts import ALERT_KINDS
 from fairbed.testbed.metrics.totals import (
     AGENT_STATES,
@@ -78,8 +72,7 @@ class RunCollector(Collector):
             yield from _run(self.totals)
             yield from _rounds(self.totals)
             yield from _exchanges(self.totals)
-            yield from _fairness(self.totals)
-            yield from _model(self.totals)
+            yield from _numbers(self.totals)
             yield from _fleet(self.totals)
             yield from _devices(list(self.totals.devices.values()))
 
@@ -157,7 +150,7 @@ def _run(totals: Totals) -> Iterator[Metric]:
 
 
 def _rounds(totals: Totals) -> Iterator[Metric]:
-    closed, sums, newest = totals.rounds, totals.sums, totals.newest
+    closed, sums = totals.rounds, totals.sums
     n = sum(closed.values())
     yield _counters(
         "fairbed_rounds",
@@ -179,13 +172,6 @@ def _rounds(totals: Totals) -> Iterator[Metric]:
         yield SummaryMetricFamily(
             f"fairbed_round_{name}_seconds", text, count_value=n, sum_value=sums[f"{name}_s"]
         )
-    for name, text in (
-        ("available", "Devices that were available at the newest selection."),
-        ("selected", "Devices that were selected for the newest closed round."),
-        ("aggregated", "Updates that were aggregated in the newest closed round."),
-    ):
-        value = None if newest is None else getattr(newest, name)
-        yield _gauge(f"fairbed_round_{name}_devices", text, value)
     yield CounterMetricFamily("fairbed_selections", "Selected devices.", value=sums["selected"])
     yield CounterMetricFamily(
         "fairbed_aggregations",
@@ -203,11 +189,6 @@ def _rounds(totals: Totals) -> Iterator[Metric]:
         "Bytes of models (down) and updates (up), without protocol headers.",
         "direction",
         {"down": sums["bytes_down"], "up": sums["bytes_up"]},
-    )
-    yield _gauge(
-        "fairbed_event_loop_lag_seconds",
-        "99th percentile of the delay of the coordinator's event loop in the newest round.",
-        None if newest is None else newest.lag_p99_s,
     )
 
 
@@ -264,7 +245,9 @@ def _exchanges(totals: Totals) -> Iterator[Metric]:
     )
     if sums.energy_j is not None:
         yield CounterMetricFamily(
-            "fairbed_exchange_energy_joules", f"{ENERGY.meaning}.", value=sums.energy_j
+            "fairbed_exchange_energy_joules",
+            f"{run_measure('energy_j').meaning}, joules.",
+            value=sums.energy_j,
         )
         yield CounterMetricFamily(
             "fairbed_exchanges_with_energy",
@@ -273,83 +256,14 @@ def _exchanges(totals: Totals) -> Iterator[Metric]:
         )
 
 
-def _fairness(totals: Totals) -> Iterator[Metric]:
-    fair, newest = totals.fairness, totals.newest
-    has_queues = newest is not None and bool(fair.beta is not None or newest.queue_max)
-    for name, text, value in (
-        (
-            "selection_rate_guaranteed_ratio",
-            "Selection rate that the policy guarantees.",
-            fair.beta,
-        ),
-        (
-            "selection_rate_min_ratio",
-            "Lowest selections / rounds of a device since it joined.",
-            fair.min_selection_rate,
-        ),
-        (
-            "aggregation_rate_min_ratio",
-            "Lowest aggregated updates / rounds of a device since it joined.",
-            fair.min_aggregation_rate,
-        ),
-        (
-            "selection_jain_ratio",
-            "Jain index of the selection counts: 1 if all are equal.",
-            fair.jain,
-        ),
-        (
-            "guarantee_holds",
-            "1 if every device has its guaranteed rate up to its virtual queue, else 0.",
-            None if fair.invariant_holds is None else float(fair.invariant_holds),
-        ),
-        (
-            "virtual_queues",
-            f"{QUEUE_SUM.meaning}.",
-            newest.queue_total if newest is not None and has_queues else None,
-        ),
-        (
-            "virtual_queue_largest",
-            f"{QUEUE_LARGEST.meaning}.",
-            newest.queue_max if newest is not None and has_queues else None,
-        ),
-    ):
-        yield _gauge(f"fairbed_{name}", text, value)
-
-
-MODEL: Mapping[str, tuple[str, str]] = {
-    "accuracy_mean": ("accuracy_mean_ratio", "Accuracy on held-out data, mean over devices."),
-    "accuracy_pooled": ("accuracy_pooled_ratio", "Accuracy over all held-out examples."),
-    "accuracy_worst10": ("accuracy_worst10_ratio", "Mean accuracy of the worst tenth of devices."),
-    "accuracy_best10": ("accuracy_best10_ratio", "Mean accuracy of the best tenth of devices."),
-    "loss_mean": ("loss_mean", "Loss on held-out data, mean over devices; nats of classes."),
-    "test_accuracy": ("test_accuracy_ratio", "Accuracy on the server's test set."),
-    "auroc_mean": ("auroc_mean_ratio", "Area under the ROC curve, mean over devices."),
-    "auroc_worst10": ("auroc_worst10_ratio", "Mean of it over the worst tenth of devices."),
-    "auroc_pooled": ("auroc_pooled_ratio", "Area under the ROC curve of all examples."),
-    "test_auroc": ("test_auroc_ratio", "Area under the ROC curve on the server's test set."),
-    "perplexity": ("perplexity", "exp of the loss over all positions."),
-    "exact_match_mean": (
-        "exact_match_mean_ratio",
-        "Share of examples that are right at all positions, mean over devices.",
-    ),
-    "iou_mean": ("iou_mean_ratio", "Intersection over union of the classes, mean over devices."),
-    "class_accuracy_mean": (
-        "class_accuracy_mean_ratio",
-        "Accuracy of a class at positions, mean over classes, then devices.",
-    ),
-    "rmse_mean": ("rmse_mean", "Root mean squared error, mean over devices."),
-    "rmse_worst10": ("rmse_worst10", "Mean of it over the worst tenth of devices."),
-    "rmse_pooled": ("rmse_pooled", "Root mean squared error of all examples."),
-    "mae_mean": ("mae_mean", "Mean absolute error, mean over devices."),
-    "test_rmse": ("test_rmse", "Root mean squared error on the server's test set."),
-}
-"""Metrics of the global model by column of the evaluation; a task has some of them."""
-
-
-def _model(totals: Totals) -> Iterator[Metric]:
-    for column, (name, text) in MODEL.items():
-        value = None if totals.metric is None else getattr(totals.metric, column)
-        yield _gauge(f"fairbed_model_{name}", text, value)
+def _numbers(totals: Totals) -> Iterator[Metric]:
+    """Yield the measures of runs that name a gauge."""
+    for measure in run_measures():
+        if measure.prometheus:
+            number = totals.numbers.get(measure.key)
+            text = f"{measure.meaning}."
+            value = None if number is None else number.value
+            yield _gauge(f"fairbed_{measure.prometheus}", text, value)
 
 
 def _fleet(totals: Totals) -> Iterator[Metric]:
@@ -360,19 +274,6 @@ def _fleet(totals: Totals) -> Iterator[Metric]:
         "state",
         {state: totals.states[state] for state in AGENT_STATES} if totals.states else {},
     )
-
-
-DeviceValue = Callable[[DeviceTotals], "float | None"]
-DEVICE_GAUGES: Mapping[str, tuple[str, DeviceValue]] = {
-    "available": ("1 if it was available at the newest selection.", lambda x: x.is_available),
-    "virtual_queue": ("Its virtual queue.", lambda x: x.queue),
-    "exchange_seconds": ("Its newest exchange time.", lambda x: x.tau_s),
-    "accuracy_ratio": ("Accuracy of the global model on its data.", lambda x: x.accuracy),
-    "loss": ("Loss of the global model on its data.", lambda x: x.loss),
-    "temperature_celsius": ("Temperature of its processor.", lambda x: x.temperature_celsius),
-    "agent_resident_memory_bytes": ("Resident memory of its agent.", lambda x: x.rss_bytes),
-}
-"""Metrics of each device."""
 
 
 def _devices(devices: Sequence[DeviceTotals]) -> Iterator[Metric]:
@@ -392,6 +293,8 @@ def _devices(devices: Sequence[DeviceTotals]) -> Iterator[Metric]:
         selections.add_metric((device.name,), device.selected)
         aggregations.add_metric((device.name,), device.aggregated)
     yield from (info, selections, aggregations)
-    for name, (text, value_of) in DEVICE_GAUGES.items():
-        values = {device.name: value_of(device) for device in devices}
-        yield _gauges(f"fairbed_device_{name}", text, "device", values)
+    for measure in device_measures():
+        if measure.prometheus:
+            values = {device.name: measure.value(device) for device in devices}
+            name, text = f"fairbed_device_{measure.prometheus}", f"{measure.meaning}."
+            yield _gauges(name, text, "device", values)

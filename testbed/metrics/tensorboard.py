@@ -4,12 +4,14 @@ The files are written from the store as a whole at each start of the run, so tha
 each round once and an ended run can be deleted and written again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from fairbed.coordinator.report.measures import run_measures
+from fairbed.coordinator.report.measures.entry import Evaluation, Round, RunMeasure
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow
 from fairbed.testbed.metrics.totals import PHASES, ClosedRound, Totals, unix_s
@@ -18,50 +20,19 @@ from fairbed.wire.printable import Printable, printable
 SUFFIX = ".fairbed"
 """End of the names of our event files; others in the folder stay."""
 
-ROUND_CURVES = {
-    "round/duration_s": "duration_s",
-    "round/longest_exchange_s": "tau_max_s",
-    "round/loss_query_s": "loss_query_s",
-    "round/close_s": "close_s",
-    "round/event_loop_lag_s": "lag_p99_s",
-    "devices/available": "available",
-    "devices/selected": "selected",
-    "devices/aggregated": "aggregated",
-    "queues/sum": "queue_total",
-    "queues/largest": "queue_max",
-    "network/down_bytes": "bytes_down",
-    "network/up_bytes": "bytes_up",
-}
-"""Column of the round by the tag of its curve."""
 
-MODEL_CURVES = {
-    "accuracy/mean": "accuracy_mean",
-    "accuracy/pooled": "accuracy_pooled",
-    "accuracy/worst10": "accuracy_worst10",
-    "accuracy/best10": "accuracy_best10",
-    "accuracy/gap": "accuracy_gap",
-    "accuracy/test_set": "test_accuracy",
-    "loss/mean": "loss_mean",
-    "loss/std": "loss_std",
-    "loss/test_set": "test_loss",
-    "auroc/mean": "auroc_mean",
-    "auroc/worst10": "auroc_worst10",
-    "auroc/pooled": "auroc_pooled",
-    "auroc/test_set": "test_auroc",
-    "perplexity/pooled": "perplexity",
-    "exact_match/mean": "exact_match_mean",
-    "exact_match/pooled": "exact_match_pooled",
-    "iou/mean": "iou_mean",
-    "iou/pooled": "iou_pooled",
-    "class_accuracy/mean": "class_accuracy_mean",
-    "class_accuracy/pooled": "class_accuracy_pooled",
-    "rmse/mean": "rmse_mean",
-    "rmse/worst10": "rmse_worst10",
-    "rmse/pooled": "rmse_pooled",
-    "rmse/test_set": "test_rmse",
-    "mae/mean": "mae_mean",
-}
-"""Column of the evaluation by the tag of its curve; a task has some of them."""
+def round_curves() -> dict[str, Round]:
+    """Return the columns of rounds that are curves, by tag."""
+    return {m.tensorboard: m.source for m in _curves() if isinstance(m.source, Round)}
+
+
+def model_curves() -> dict[str, Evaluation]:
+    """Return the columns of evaluations that are curves, by tag; a task has some of them."""
+    return {m.tensorboard: m.source for m in _curves() if isinstance(m.source, Evaluation)}
+
+
+def _curves() -> Iterator[RunMeasure]:
+    return (measure for measure in run_measures() if measure.tensorboard)
 
 
 class Curves:
@@ -87,8 +58,8 @@ class Curves:
         for closed in rounds:
             self._write_round(closed)
         for row in metrics:
-            for tag, column in MODEL_CURVES.items():
-                self._point(tag, getattr(row, column), row.round, row.at_s)
+            for tag, source in model_curves().items():
+                self._point(tag, source.of_row(row), row.round, row.at_s)
             tail = "WHERE round = ?"
             found = reader.columns(DeviceMetricRow, ("accuracy",), tail, (row.round,))
             accuracies = [accuracy for (accuracy,) in found if accuracy is not None]
@@ -107,7 +78,7 @@ class Curves:
 
     def _write_round(self, closed: ClosedRound) -> None:
         row, sums = closed.row, closed.exchanges
-        values = {tag: getattr(row, column) for tag, column in ROUND_CURVES.items()}
+        values = {tag: source.of_row(row) for tag, source in round_curves().items()}
         values["rates/min_selection"] = closed.min_rate
         done = sums.outcomes["done"]
         values["exchanges/done"] = done

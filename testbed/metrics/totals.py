@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, distinct
-from fairbed.coordinator.report.summary import fairness_of
+from fairbed.coordinator.report.facts import RunFacts, fairness_of
+from fairbed.coordinator.report.measures import device_measures, run_measures
+from fairbed.coordinator.report.measures.entry import Number
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.store.reader import (
     TIMED_PHASES,
@@ -162,6 +164,8 @@ class DeviceTotals:
     loss: float | None = None
     temperature_celsius: float | None = None
     rss_bytes: int | None = None
+    measures: dict[str, Number] = field(default_factory=dict)
+    """Measures of the catalogue without an attribute of their own."""
 
 
 @dataclass(slots=True)
@@ -202,6 +206,8 @@ class Totals:
     """Devices of the fleet: those that have joined, or all of a replay."""
     metric: MetricRow | None = None
     """The newest evaluation."""
+    numbers: dict[str, Number] = field(default_factory=dict)
+    """The measures of the run that are exported, as of the newest round or evaluation."""
     resumes: int = 0
     """Resumes of the run that these totals belong to."""
     _cursor: _Cursor = field(default_factory=_Cursor)
@@ -237,7 +243,10 @@ class Totals:
             self.fairness = fairness_of(self.reader, self._counts)
             self._read_events()
             self._read_contexts(now_s)
-            return closed, self._read_metrics()
+            evaluations = self._read_metrics()
+            if closed or evaluations or not self.numbers:
+                self._read_numbers()
+            return closed, evaluations
 
     @property
     def has_devices(self) -> bool:
@@ -350,6 +359,22 @@ class Totals:
                 if (device := self.devices.get(name)) is not None:
                     device.accuracy, device.loss = accuracy, loss
         return rows
+
+    def _read_numbers(self) -> None:
+        """Read the measures; those without a source of their own are known already."""
+        facts = RunFacts(
+            self.reader,
+            info=self.info,
+            newest=self.newest,
+            metric=self.metric,
+            fairness=self.fairness,
+        )
+        self.numbers = {m.key: m.of(facts) for m in run_measures() if m.prometheus}
+        for measure in device_measures() if self.devices else ():
+            if measure.prometheus and measure.is_own:
+                for name, number in measure.of(facts).items():
+                    if (device := self.devices.get(name)) is not None:
+                        device.measures[measure.key] = number
 
     def _read_events(self) -> None:
         tail, values = "WHERE id > ? ORDER BY id", (self._cursor.event,)

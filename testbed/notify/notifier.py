@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from fairbed.coordinator.report.facts import fairness_of
 from fairbed.coordinator.report.quality import measure
-from fairbed.coordinator.report.summary import fairness_of
 from fairbed.coordinator.report.summary_table import counted_rate, guarantee, is_kept
 from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError
 from fairbed.testbed.notify.notify import AlertSeen, Answer, RunEnded, Start

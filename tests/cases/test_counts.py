@@ -16,7 +16,8 @@ from fairbed.coordinator.report import summary_schema
 from fairbed.coordinator.report.device_history import slowest_phase
 from fairbed.coordinator.report.estimators import compare_estimators, stated
 from fairbed.coordinator.report.html import read_page, report_page
-from fairbed.coordinator.report.quantities import QUEUE_SUM, SampleCount
+from fairbed.coordinator.report.measures import run_measure
+from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.report.result import result_lines, result_of
 from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
@@ -24,9 +25,9 @@ from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.coordinator.tui.run_list import differences, read_series
 from fairbed.coordinator.tui.screens.estimator import facts_text, read_accuracy
 from fairbed.coordinator.tui.widgets.header import RunHeader
-from fairbed.testbed.compare.measures import METRICS, measure
+from fairbed.testbed.compare.measures import known_metrics, measure
 from fairbed.testbed.metrics.prometheus import RunCollector
-from fairbed.testbed.metrics.tensorboard import ROUND_CURVES
+from fairbed.testbed.metrics.tensorboard import round_curves
 from fairbed.testbed.metrics.totals import Totals
 from tests.coordinator.store.fake_run import FakeRun
 from tests.coordinator.tui.screen import room, shows
@@ -133,7 +134,7 @@ def of_report(reader: RunReader) -> Numbers:
 
 def of_comparison(reader: RunReader) -> Numbers:
     values = measure(reader.folder).values
-    headings = {metric.heading: metric.key for metric in METRICS}
+    headings = {metric.heading: metric.key for metric in known_metrics()}
     shared = {
         "virtual queues: mean sum": "mean sum",
         "virtual queues: max": "max",
@@ -173,10 +174,11 @@ def of_prometheus(reader: RunReader) -> Numbers:
 
 def of_tensorboard(reader: RunReader) -> Numbers:
     row = reader.rounds()[-1]
-    return {
-        "virtual queues: sum": getattr(row, ROUND_CURVES["queues/sum"]),
-        "largest": getattr(row, ROUND_CURVES["queues/largest"]),
+    found = {
+        "virtual queues: sum": round_curves()["queues/sum"].of_row(row),
+        "largest": round_curves()["queues/largest"].of_row(row),
     }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def of_run_list(reader: RunReader) -> Numbers:
@@ -240,7 +242,7 @@ def test_a_policy_without_queues_prints_none(whole: Path) -> None:
         summary = summarise_run(reader)
     queues = summary_schema.Queues(total=None, largest=None, mean_total=None, max=None)
     text = summary_table(msgspec.structs.replace(summary, queues=queues))
-    assert QUEUE_SUM.name not in text
+    assert run_measure("queue_total").name not in text
     assert "no virtual queues" in text
 
 

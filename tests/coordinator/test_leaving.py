@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.policy.config import SelectionConfig
-from fairbed.coordinator.report.summary import fairness_of
+from fairbed.coordinator.report.facts import fairness_of
 from fairbed.coordinator.report.summary_table import guarantee
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator

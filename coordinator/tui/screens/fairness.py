@@ -323,7 +323,7 @@ def share_cells(share: Share, highest: float) -> tuple[str, ...]:
     return (
         device.name,
         gauge(share.rate / highest if highest > 0.0 else 0.0, BAR_WIDTH),
-        f"{share.mark}{ratio(device.rate, 2)}",
+        f"{share.mark}{ratio(device.selection_rate, 2)}",
         ratio(device.aggregation_rate, 2),
         ratio(device.queue, 2),
         ratio(share.weight_ratio, 2),

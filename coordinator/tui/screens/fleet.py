@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from textual.app import ComposeResult
 
-from fairbed.coordinator.tui.fleet_columns import FIELDS
+from fairbed.coordinator.tui.fleet_columns import fields
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.filter_bar import FilterBar
@@ -20,7 +20,7 @@ class FleetScreen(RunScreen):
     def compose_parts(self) -> ComposeResult:
         """Build the table."""
         yield FleetTable(id="fleet")
-        yield FilterBar(FIELDS, example="pi state:silent tau>3")
+        yield FilterBar(fields(), example="pi state:silent tau>3")
 
     def show(self, view: RunView) -> None:
         """Show the devices of a view."""
@@ -38,7 +38,7 @@ class FleetScreen(RunScreen):
 
     def explanations(self) -> Sequence[tuple[str, str]]:
         """Return the columns and what a filter can ask."""
-        names = ", ".join(field.name for field in FIELDS)
+        names = ", ".join(field.name for field in fields())
         return (
             *self.query_one(FleetTable).explanations(),
             ("↓ ↑", "The lines are sorted by this column, largest or smallest first."),

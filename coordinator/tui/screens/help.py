@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from fairbed.coordinator.tui.phase_spans import LETTERS, WORDS
-from fairbed.coordinator.tui.widgets.header import EXPLANATIONS
+from fairbed.coordinator.tui.widgets.header import explanations
 
 LABEL_WIDTH = 14
 """Columns for labels and keys; longer ones are wrapped."""
@@ -74,7 +74,7 @@ class HelpScreen(ModalScreen[None]):
             yield from text.section("Phases of an exchange, and their letters", text.phases())
         keys = [(key.keys, f"{key.name}: {key.words}") for key in self._keys]
         yield from text.section("Keys", keys)
-        yield from text.section("Top lines", EXPLANATIONS)
+        yield from text.section("Top lines", explanations())
 
 
 class HelpText(Static):

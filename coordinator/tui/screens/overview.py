@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from fairbed.coordinator.report.measures import run_measure
 from fairbed.coordinator.report.quality import spread_of
-from fairbed.coordinator.report.quantities import QUEUE_LARGEST, QUEUE_SUM
 from fairbed.coordinator.store.tables import MetricRow
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.view import RunView
@@ -63,8 +63,8 @@ class Overview(RunScreen):
             ("epsilon ≤", "Privacy loss of the local noise, largest over devices."),
             ("mean", "Accuracy, mean over devices; for regression the error (RMSE)."),
             ("best 10 %", "Mean of the best tenth of the devices; worst 10 % likewise."),
-            ("sum", f"{QUEUE_SUM.meaning}, over rounds."),
-            ("largest", f"{QUEUE_LARGEST.meaning}, over rounds."),
+            ("sum", f"{run_measure('queue_total').meaning}, over rounds."),
+            ("largest", f"{run_measure('queue_largest').meaning}, over rounds."),
             ("! and !!", "An event that is a warning, and one that is an error."),
         )
 

@@ -20,12 +20,12 @@ from fairbed.coordinator.tui.bars import bar
 from fairbed.coordinator.tui.filters import Filter
 from fairbed.coordinator.tui.fleet_columns import (
     ARROWS,
-    BY_KEY,
-    COLUMNS,
     PHASE_BAR,
     FleetColumn,
     Order,
+    all_columns,
     arranged,
+    by_key,
     columns_of,
     fitting,
     widths_of,
@@ -216,7 +216,8 @@ class FleetTable(DataTable[Text]):
     def action_choose_columns(self) -> None:
         """Let the user choose the columns."""
         shown = [column.key for column in self._columns]
-        offered = [OfferedColumn(c.key, c.wide_heading, c.help) for c in COLUMNS if c.key != "name"]
+        every = (column for column in all_columns() if column.key != "name")
+        offered = [OfferedColumn(column.key, column.wide_heading, column.help) for column in every]
         self.app.push_screen(ColumnsDialog(offered, shown), self._choose)
 
     def _choose(self, answer: tuple[tuple[str, ...] | None] | None) -> None:
@@ -353,7 +354,7 @@ class FleetTable(DataTable[Text]):
         self._shown = fitting(widths, available, always=self._by.key)
         self._scale_s = bar_scale_s(self._view) if PHASE_BAR in self._shown else 0.0
         left_out = len(widths) - len(self._shown) if self._chosen is not None else 0
-        by = BY_KEY.get(self._by.key)
+        by = by_key().get(self._by.key)
         notes = (
             f"by {by.wide_heading} {ARROWS[self._by.is_largest_first]}" if by else "",
             f"{left_out} chosen columns do not fit" if left_out else "",

@@ -9,8 +9,10 @@ from textual.reactive import reactive
 from textual.widget import Widget
 from textual.widgets import Static
 
+from fairbed.coordinator.report.measures import run_measure, run_measures
+from fairbed.coordinator.report.measures.entry import RunMeasure
 from fairbed.coordinator.report.quality import measure, spread_of
-from fairbed.coordinator.report.quantities import MISSING, QUEUE_SUM, clock, ratio, seconds
+from fairbed.coordinator.report.quantities import MISSING, clock, seconds
 from fairbed.coordinator.store.reader import Quality, RunInfo
 from fairbed.coordinator.tui.bars import gauge
 from fairbed.coordinator.tui.view import ABSENT, REVOKED, RunView, Stragglers, banner_lines
@@ -20,26 +22,44 @@ GAP = 3
 GAUGE_WIDTH = 8
 
 
-EXPLANATIONS: tuple[tuple[str, str], ...] = (
-    ("FAIRBED", "Name of the experiment."),
-    (
-        "STATUS",
-        "running, waiting for a device, paused, done, failed, or interrupted: it died.",
-    ),
-    ("ROUND", "Closed rounds, of the number of the last one; an empty round adds 1 to both."),
-    ("EMPTY", "Rounds without an available device: beside the planned ones, but for the queues."),
-    ("LEFT", "Time until the last planned round is over, from the newest rounds."),
-    ("ACCURACY", "Mean over devices, each on its own held-out examples; RMSE of regression."),
-    ("WORST 10 %", "Mean over the worst tenth of the devices."),
-    ("LOSS", "Mean over devices: nats, or half the squared error of regression."),
-    ("LAST ROUND", "Duration of the newest round that was not void."),
-    ("QUEUES ΣZ", f"{QUEUE_SUM.meaning}: what the fleet lacks for its guarantee."),
-    ("DEVICES", "Devices that the coordinator can reach, of all that joined."),
-    ("UNTIMED", "Exchanges without a reliable time, of the done ones; their updates count."),
-    ("LATE", "Exchanges that outlasted their round: aggregated later, dropped or cancelled."),
-    ("ELAPSED", "Run clock. ÷ 4: a second of the fleet lasts 4 s here; × 100: a replay, faster."),
-)
-"""What the tiles mean."""
+def explanations() -> tuple[tuple[str, str], ...]:
+    """Return what the tiles mean, by their labels."""
+    own = (m for m in run_measures() if m.is_own and m.room)
+    return (
+        ("FAIRBED", "Name of the experiment."),
+        (
+            "STATUS",
+            "running, waiting for a device, paused, done, failed, or interrupted: it died.",
+        ),
+        ("ROUND", "Closed rounds, of the number of the last one; an empty round adds 1 to both."),
+        (
+            "EMPTY",
+            "Rounds without an available device: beside the planned ones, but for the queues.",
+        ),
+        ("LEFT", "Time until the last planned round is over, from the newest rounds."),
+        *map(_explained, map(run_measure, ("accuracy_mean", "accuracy_worst10", "loss_mean"))),
+        ("LAST ROUND", "Duration of the newest round that was not void."),
+        _explained(run_measure("queue_total")),
+        ("DEVICES", "Devices that the coordinator can reach, of all that joined."),
+        (
+            "UNTIMED",
+            "Exchanges without a reliable time, of the done ones; their updates count.",
+        ),
+        (
+            "LATE",
+            "Exchanges that outlasted their round: aggregated later, dropped or cancelled.",
+        ),
+        *map(_explained, own),
+        (
+            "ELAPSED",
+            "Run clock. ÷ 4: a second of the fleet lasts 4 s here; × 100: a replay, faster.",
+        ),
+    )
+
+
+def _explained(measure: RunMeasure) -> tuple[str, str]:
+    assert measure.room is not None
+    return measure.room.label, measure.room.help or f"{measure.meaning}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +134,17 @@ class RunHeader(Widget):
         def plain(text: str) -> Text:
             return Text(text, value)
 
+        def tile(
+            key: str, found: float | None, priority: int | None = None, label: str = ""
+        ) -> Tile:
+            one = run_measure(key)
+            assert one.room is not None
+            return Tile(
+                label or one.room.label,
+                plain(one.with_unit(found)),
+                one.room.priority if priority is None else priority,
+            )
+
         absent = sum(device.state in ABSENT for device in view.devices)
         fleet = sum(device.state != REVOKED for device in view.devices)
         present = f"{fleet - absent}/" if info.is_alive or absent else ""
@@ -131,11 +162,11 @@ class RunHeader(Widget):
             Tile("STATUS", self._status(info), 0),
             Tile("ROUND", self._round(info), 0),
             *left,
-            Tile(measure(view.task).upper(), plain(ratio(spread.mean)), 1),
-            Tile("WORST 10 %", plain(ratio(spread.worst10)), 5 if left else 3),
-            Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 9),
+            tile("accuracy_mean", spread.mean, label=measure(view.task).upper()),
+            tile("accuracy_worst10", spread.worst10, None if left else 3),
+            tile("loss_mean", newest.loss_mean if newest else None),
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 8),
-            Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 4 if owes else 10),
+            tile("queue_total", queue_sum, 4 if owes else None),
             Tile("DEVICES", devices, 1 if absent else 7),
             Tile("UNTIMED", plain(untimed(view.quality)), 2 if view.quality.contended else 11),
             *(
@@ -144,6 +175,7 @@ class RunHeader(Widget):
                 else []
             ),
             *([Tile("LATE", plain(_late(view.stragglers)), 6)] if view.stragglers else []),
+            *(tile(key, number.value) for key, number in view.measures.items()),
             Tile(f"ELAPSED{speed}", plain(clock(view.elapsed_s)), 2),
         ]
 

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from fairbed.coordinator.tui.filters import Filter, parse_filter
 from fairbed.coordinator.tui.fleet_columns import (
-    BY_KEY,
-    COLUMNS,
-    FIELDS,
     MAX_BAR,
     PADDING,
     PHASE_BAR,
     FleetColumn,
     Order,
+    all_columns,
     arranged,
+    by_key,
     columns_of,
+    fields,
     fitting,
 )
 from fairbed.coordinator.tui.view import DeviceView, RunView
@@ -36,12 +36,12 @@ orders = st.builds(Order, st.sampled_from(["", "name", "profile", "tau", "rate"]
 def test_every_kept_device_is_listed_once_and_equal_ones_keep_their_order(
     devices: list[DeviceView], order: Order
 ) -> None:
-    keeps: Filter[DeviceView] = parse_filter("!profile:nano", FIELDS)
+    keeps: Filter[DeviceView] = parse_filter("!profile:nano", fields())
     listed = arranged(devices, keeps, order)
     assert sorted(listed) == [at for at, d in enumerate(devices) if d.profile != "nano"]
     if not order.key:
         return
-    values = [BY_KEY[order.key].value(devices[at]) for at in listed]
+    values = [by_key()[order.key].value(devices[at]) for at in listed]
     known = [value for value in values if value is not None]
     assert values == known + [None] * (len(values) - len(known))  # unknown ones are last
     for (one, a), (other, b) in zip(
@@ -80,7 +80,7 @@ def test_what_deserves_attention_comes_first(key: str, order: str) -> None:
 
 
 @given(
-    widths=st.fixed_dictionaries({column: st.integers(1, 30) for column in COLUMNS}),
+    widths=st.fixed_dictionaries({column: st.integers(1, 30) for column in all_columns()}),
     width=st.integers(1, 300),
     always=st.sampled_from(["", "valid"]),
 )
@@ -88,21 +88,21 @@ def test_columns_fit_and_the_sorted_one_stays(
     widths: dict[FleetColumn, int], width: int, always: str
 ) -> None:
     kept = fitting(widths, width, always=always)
-    assert BY_KEY["name"] in kept
+    assert by_key()["name"] in kept
     assert len(kept) == 1 or sum(kept.values()) + PADDING * len(kept) <= width
     assert list(kept) == [column for column in widths if column in kept]
     assert all(kept[c] == widths[c] for c in kept if c is not PHASE_BAR)
     assert kept.get(PHASE_BAR, 0) <= max(MAX_BAR, widths[PHASE_BAR])
-    left_out = [c.priority for c in COLUMNS if c not in kept]
+    left_out = [c.priority for c in all_columns() if c not in kept]
     stay = [c.priority for c in kept if c.key not in ("name", always)]
     assert not left_out or not stay or max(stay) <= min(left_out)
 
 
 def test_every_column_has_words_and_a_letter_of_its_own() -> None:
-    letters = [column.letter for column in COLUMNS]
+    letters = [column.letter for column in all_columns()]
     assert len({*letters, "o"}) == len(letters) + 1
-    assert all(column.help.endswith(".") for column in COLUMNS)
-    assert {field.name for field in FIELDS} == BY_KEY.keys() - {"phases"}
+    assert all(column.help.endswith(".") for column in all_columns())
+    assert {field.name for field in fields()} == by_key().keys() - {"phases"}
 
 
 def test_chosen_columns_replace_the_usual_ones() -> None:

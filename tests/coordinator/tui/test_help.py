@@ -15,7 +15,7 @@ from fairbed.coordinator.tui.phase_spans import LETTERS, WORDS
 from fairbed.coordinator.tui.screens.help import HelpScreen
 from fairbed.coordinator.tui.screens.run_screen import RunScreen
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
-from fairbed.coordinator.tui.widgets.header import EXPLANATIONS, RunHeader
+from fairbed.coordinator.tui.widgets.header import RunHeader, explanations
 from fairbed.wire.messages import OperatorCommand
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.tui.conftest import Looks
@@ -71,7 +71,7 @@ async def test_every_tile_of_the_header_and_every_phase_is_explained(live: Path)
     async with room(live, WIDEST) as (app, _):
         tiles = app.screen.query_one(RunHeader)._tiles(app.view)
     assert "LEFT" in {tile.label for tile in tiles}
-    assert {re.sub(" [÷×].*", "", tile.label) for tile in tiles} <= {x for x, _ in EXPLANATIONS}
+    assert {re.sub(" [÷×].*", "", tile.label) for tile in tiles} <= {x for x, _ in explanations()}
     assert WORDS.keys() == LETTERS.keys()
 
 

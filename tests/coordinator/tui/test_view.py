@@ -18,7 +18,7 @@ from fairbed.coordinator.store.tables import (
     EventRow,
     PersonalScoreRow,
 )
-from fairbed.coordinator.tui.fleet_columns import BY_KEY
+from fairbed.coordinator.tui.fleet_columns import by_key
 from fairbed.coordinator.tui.phase_spans import spans_of
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import device_facts
@@ -60,7 +60,7 @@ def test_a_run_without_rounds_shows_its_devices(run: FakeRun, feed: ViewReader) 
     assert [device.name for device in view.devices] == run.names
     assert view.devices[0].profile == "raspberry-pi-3b-plus"
     assert view.devices[0].state == "idle"
-    assert view.devices[0].rate is None
+    assert view.devices[0].selection_rate is None
     assert view.rounds == ()
 
 
@@ -360,8 +360,8 @@ def test_a_rate_below_the_guarantee_has_a_mark(
     selected: int, aggregated: int, texts: tuple[str, str]
 ) -> None:
     device = DeviceView("pi", rounds=100, selected=selected, aggregated=aggregated)
-    assert tuple(BY_KEY[key].marked(device, 0.15) for key in ("rate", "aggregated")) == texts
-    assert "!" not in BY_KEY["rate"].marked(device, None)
+    assert tuple(by_key()[key].marked(device, 0.15) for key in ("rate", "aggregated")) == texts
+    assert "!" not in by_key()["rate"].marked(device, None)
 
 
 def test_the_lap_of_a_personal_model_that_there_is_not_is_no_phase(tmp_path: Path) -> None:
@@ -502,8 +502,8 @@ def test_a_device_is_aggregated_less_often_than_selected(run: FakeRun, feed: Vie
     device = view.device(late)
     assert device is not None
     assert device.aggregation_rate is not None
-    assert device.rate is not None
-    assert device.aggregation_rate < device.rate
+    assert device.selection_rate is not None
+    assert device.aggregation_rate < device.selection_rate
 
 
 def test_stragglers_are_true_when_any_count_is_above_zero() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fairbed.coordinator.report.measures.scales import RunSize
 from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import Comparison, compare
 from fairbed.testbed.compare.grid import Grid, load_grid
-from fairbed.testbed.compare.measures import METRICS, SCORES, RunCurves, RunMeasures, RunSize
+from fairbed.testbed.compare.measures import RunCurves, RunMeasures, known_metrics, scores
 
 GRID = """
 name = "front_1"
@@ -62,9 +63,9 @@ def result(
         evaluated=tuple(evaluated),
         evaluated_s=tuple(round_s * at for at in evaluated),
         evaluated_device_s=tuple(2.0 * round_s * at for at in evaluated),
-        scores={key: tuple((slope or 0.0) * at for at in evaluated) for key in SCORES},
+        scores={key: tuple((slope or 0.0) * at for at in evaluated) for key in scores()},
     )
-    known: dict[str, float | None] = {metric.key: None for metric in METRICS}
+    known: dict[str, float | None] = {metric.key: None for metric in known_metrics()}
     known["virtual_s"] = round_s * EVALUATIONS
     known |= values
     reasons = {key: missing for key, value in known.items() if value is None}

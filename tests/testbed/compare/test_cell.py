@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fairbed.coordinator.report.measures.scales import RunSize
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import RunLock
 from fairbed.testbed.compare.cell import CellOutcome, state_of
-from fairbed.testbed.compare.measures import RunSize, measure
+from fairbed.testbed.compare.measures import measure
 from fairbed.testbed.compare.worker import CellJob, run_job
 from fairbed.testbed.experiment.file import load_experiment
 from tests.coordinator.store.fake_run import fake_run

@@ -17,7 +17,7 @@ from fairbed.testbed.compare.cell import CellOutcome, CellResult
 from fairbed.testbed.compare.comparison import Comparison, MetricSummary
 from fairbed.testbed.compare.differences import Difference, Estimate
 from fairbed.testbed.compare.grid import load_grid
-from fairbed.testbed.compare.measures import MACHINE_TIME, METRICS
+from fairbed.testbed.compare.measures import MACHINE_TIME, known_metrics
 from fairbed.testbed.compare.report import tex
 from fairbed.testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, shown_number
 from fairbed.wire.printable import latex
@@ -139,7 +139,9 @@ def noise(dice: np.random.Generator, *, effect_s: float = 0.0) -> Callable[[str,
 
     def make(arm: str, seed: int) -> CellResult:
         common = dice.normal()
-        values: dict[str, Any] = {metric.key: 9.0 + common + dice.normal() for metric in METRICS}
+        values: dict[str, Any] = {
+            metric.key: 9.0 + common + dice.normal() for metric in known_metrics()
+        }
         round_s = 90.0 + common + dice.normal() + (effect_s if arm == FAST else 0.0)
         return result(arm, seed, round_s=round_s, **(values | {"virtual_s": round_s}))
 
@@ -150,7 +152,9 @@ def noise(dice: np.random.Generator, *, effect_s: float = 0.0) -> Callable[[str,
 def test_of_grids_of_equal_arms_five_percent_have_a_verdict(tmp_path: Path) -> None:
     """Without the correction a third of them and more would have one, over metrics and arms."""
     grid, dice = grid_of(tmp_path, seeds=5), np.random.default_rng(14)
-    tested = [metric.key for metric in METRICS if metric.better and metric.key != MACHINE_TIME]
+    tested = [
+        metric.key for metric in known_metrics() if metric.better and metric.key != MACHINE_TIME
+    ]
     n_grids, naive, wrong = 800, 0, 0  # sd of the share: 0.008
     for _ in range(n_grids):
         found = compared(grid, results(grid, noise(dice)))

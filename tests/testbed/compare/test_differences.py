@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fairbed.coordinator.report.measures.scales import SHARE, TIME, VARIANCE, RunSize
 from fairbed.testbed.compare.differences import (
     ArmValues,
     difference,
@@ -14,10 +15,10 @@ from fairbed.testbed.compare.differences import (
     on_scale,
     without_verdict,
 )
-from fairbed.testbed.compare.measures import METRICS, SHARE, TIME, VARIANCE, RunSize
+from fairbed.testbed.compare.measures import known_metrics
 
 SIZE = RunSize(rounds=100, devices=10, selections=400, test_examples=500)
-BY_KEY = {metric.key: metric for metric in METRICS}
+BY_KEY = {metric.key: metric for metric in known_metrics()}
 
 
 def sample(*values: float | None, reason: str = "a reason") -> ArmValues:
@@ -29,7 +30,7 @@ def sample(*values: float | None, reason: str = "a reason") -> ArmValues:
     )
 
 
-@pytest.mark.parametrize("key", [metric.key for metric in METRICS])
+@pytest.mark.parametrize("key", [metric.key for metric in known_metrics()])
 def test_equal_differences_below_the_resolution_show_nothing(key: str) -> None:
     """All seeds differ by the same millionth, so that the standard deviation is 0."""
     quantity = BY_KEY[key].quantity
