@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from fairbed.coordinator.algorithms.sampling_noise import sampling_noise
 from fairbed.coordinator.report.quantities import SampleCount
@@ -213,7 +213,7 @@ def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:
 
 
 def test_the_table_of_a_run_has_the_same_numbers(summary: RunSummary) -> None:
-    lines = summary_table(summary).splitlines()
+    lines = summary_table(msgspec.structs.replace(summary, measures=UNSET)).splitlines()
     assert lines[0].split() == ["run", "run-1", "done"]
     assert "30 of 30 (1 void)" in lines[1]
     assert lines[3].startswith("spread     variance ")
