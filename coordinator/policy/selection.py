@@ -60,10 +60,6 @@ class Observations:
     """Time used by an exchange that gave no update because of the device: it left, fell silent,
     failed, or sent what was refused. NaN: another end."""
 
-    def __len__(self) -> int:
-        """Return K."""
-        return len(self.rows)
-
 
 @dataclass(frozen=True, slots=True)
 class LossDemand:

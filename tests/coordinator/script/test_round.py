@@ -367,6 +367,14 @@ def test_a_device_that_ended_on_an_earlier_version_replaces_itself() -> None:
     assert second.started == 1.0, "devices work between asynchronous rounds, too"
 
 
+def test_an_asynchronous_round_without_a_device_waits_for_one() -> None:
+    rules = RoundConfig(mode="async", buffer=1, concurrency=2, deadline_s=100.0)
+    app = App(config(rounds=9, round=rules))
+    app.available = [False] * N
+    assert app.play().is_empty
+    assert app.kinds[:3] == [Observe, Dispatch, AwaitDevices]
+
+
 def test_devices_that_have_left_do_not_count_but_for_the_cohort() -> None:
     app = App(config(per_round=1))
     app.left = [0, 2, 7]
