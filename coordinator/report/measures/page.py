@@ -15,7 +15,8 @@ A number of exchanges has its counts beside it, and none of too few:
 numbers from here, too."""
 
 RUN_TEXT = """\
-`JSON` is the place in `fairbed show RUN --json`, *line* the line of `fairbed show`. The key is that
+`JSON` is the place in `fairbed show RUN --json`, *line* the line of `fairbed show`; a place in
+`measures` has the value, the exchanges behind it, and why there is none. The key is that
 of `compare.csv`, `compare.json` and grid files where `compare` has its group. `Prometheus` is the
 gauge of a live run, `TensorBoard` its curve: [metrics](metrics.md). *Room* is a tile in the header
 of the control room."""
