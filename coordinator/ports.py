@@ -67,7 +67,8 @@ class HostMonitor(Protocol):
     def counted(self, device: str) -> Mapping[str, float]:
         """Return what was counted of `device` so far, by column of the exchange (`Source.HOST`).
 
-        The numbers only grow; a column that is not measured is absent.
+        A number grows while the device runs; a column that is not measured is absent. An exchange
+        during which the count began anew has no number.
         """
         ...
 

@@ -147,7 +147,7 @@ class HostContention:
         before = self._counted.pop(exchange.device, None)
         if self._monitor is not None and before:
             for name, count in self._monitor.counted(exchange.device).items():
-                if name in before:
+                if name in before and count >= before[name]:
                     exchange.measured[name] = count - before[name]
         if exchange.offered is None:
             self.on_offer(exchange, at)

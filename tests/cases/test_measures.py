@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -189,7 +190,8 @@ def test_each_name_of_a_view_is_given_once() -> None:
 def test_a_remote_view_has_no_statistic_of_the_exchanges_that_it_lacks(
     reader: RunReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "is_replica", True)
+    lacks = replace(reader.run(), oldest_round=4)
+    monkeypatch.setattr(reader, "run", lambda: lacks)
     with added(SLOWEST, UPLOAD), reader.snapshot():
         facts = RunFacts(reader)
         assert SLOWEST.of(facts).value is None

@@ -154,7 +154,7 @@ class Exchanges:
     """A statistic of a column of the exchanges, of a run or of each device.
 
     A percentile or mean needs 5 exchanges with a value, and half of all; a sum needs half. A remote
-    view, which has the newest exchanges only, has none.
+    view that has the newest exchanges only has none.
     """
 
     column: str
@@ -165,13 +165,13 @@ class Exchanges:
 
     def __call__(self, facts: "RunFacts") -> Number:
         """Return the number of a run."""
-        if facts.reader.is_replica:
+        if facts.info.oldest_round > 1:
             return Number(None, None, "a remote view has the newest exchanges only")
         return self._of(self._values(facts))
 
     def of_devices(self, facts: "RunFacts") -> Mapping[str, Number]:
         """Return the number of each device that has an exchange, by name."""
-        if facts.reader.is_replica:
+        if facts.info.oldest_round > 1:
             return {}
         values = self._values(facts)
         return {name: self._of(values[rows]) for name, rows in facts.exchanges.by_device().items()}

@@ -120,8 +120,9 @@ def test_a_device_that_is_not_emulated_is_charged_the_lag_only() -> None:
         ({"cell_wait_s": 2.0}, {"cell_wait_s": 2.5}, {"cell_wait_s": 0.5}),
         ({}, {}, {}),
         ({}, {"cell_wait_s": 2.5}, {}),
+        ({"cell_wait_s": 2.0}, {"cell_wait_s": 0.5}, {}),
     ],
-    ids=["counted", "not counted", "counted since a later instant only"],
+    ids=["counted", "not counted", "counted since a later instant only", "counted anew"],
 )
 def test_an_exchange_has_what_its_host_counted_from_its_dispatch_to_its_end(
     before: dict[str, float], after: dict[str, float], expected: dict[str, float]
