@@ -154,7 +154,7 @@ def _meant(word: str) -> str:
 def _hint(options: argparse.Namespace) -> str:
     """Return how an argument is given that a command does not take by its place."""
     if options.hint:
-        return f"; {options.hint}"
+        return f"; {options.hint.format_map(vars(options))}"
     if options.command in ("replay", "run", "coordinator"):
         return "; an experiment is one file, and a key is set by --set KEY=VALUE"
     return f"; see: fairbed {options.command} --help" if options.command else ""

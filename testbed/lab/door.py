@@ -8,7 +8,7 @@ ROOM = Room(
             help="make, run, stop or show a lab: a broker that stays, for your own devices",
             options="fairbed.testbed.lab.options:add_lab",
             module="fairbed.testbed.lab.cli",
-            hint="the folder of a lab is an option: --lab DIR",
+            hint="the folder of a lab is an option: fairbed lab {action} --lab DIR",
             meanings=dict.fromkeys(
                 ("start", "stop"),  # `fairbed stop` is a command, so the word is of a lab
                 "fairbed lab up starts a lab, fairbed lab down stops it",
