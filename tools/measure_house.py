@@ -88,7 +88,6 @@ FEATURE_OF = {path: name for name, paths in FEATURES.items() for path in paths}
 CHANGES = {
     "a column of the exchange": "weight_share",
     "a column that the host measures": "cell_wait_s",
-    "a measure": r"queues_mean_sum|QUEUE_MEAN_SUM",
     "a key": "loss_query_timeout_s",
     "a phase": "load_s",
     "a codec": "top-k|TOP_K|top_k",
