@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.policy.config import ALERTS_OFF
 from fairbed.coordinator.report.measures import run_measure, text_of
 from fairbed.coordinator.report.quality import examples_text, spread_of, whole_percent
 from fairbed.coordinator.report.quantities import (
@@ -473,6 +474,8 @@ def _problems(s: RunSummary) -> list[Finding]:
     texts += _attacks(s)
     if s.changes:
         texts.append(f"An operator changed the run {counted(len(s.changes), 'time')}.")
+    if any(warning.kind == "alerts" for warning in s.warnings):
+        texts.append(f"Alerts: {ALERTS_OFF}.")
     found = [text for text in texts if text]
     is_bad = bool(
         x.failed

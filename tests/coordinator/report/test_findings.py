@@ -5,9 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fairbed.coordinator.policy.config import ALERTS_OFF
 from fairbed.coordinator.report.findings import Finding, findings, read_round_time
 from fairbed.coordinator.report.html import read_page
 from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_schema import RunWarning
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import AlertRow
 from tests.coordinator.store.fake_run import LATE_ROUND, VOID_ROUND, FakeRun, fake_run
@@ -92,6 +94,10 @@ def test_nothing_that_went_wrong_is_said_in_words(tmp_path: Path) -> None:
     (problems,) = [x for x in findings(s, page.info.plan, page.time, []) if x.topic == "Problems"]
     assert not problems.is_bad
     assert problems.text.startswith("None:")
+    off = RunWarning(kind="alerts", count=1, text=ALERTS_OFF)
+    s = msgspec.structs.replace(s, warnings=[off])
+    (problems,) = [x for x in findings(s, page.info.plan, page.time, []) if x.topic == "Problems"]
+    assert problems.text == f"Alerts: {ALERTS_OFF}."
 
 
 def test_noise_of_the_test_sets_is_said_in_words(run: Path) -> None:
