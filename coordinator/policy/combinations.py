@@ -209,12 +209,13 @@ def without_effect(config: CoordinatorConfig, gradient: Gradient | None) -> Iter
             f"aggregation.rule {merge.rule!r} has no effect with one update per round, which has "
             "the whole weight; raise selection.per_round"
         )
-    from fairbed.coordinator.algorithms.aggregation.defence import expected_malicious
-
-    f = expected_malicious(updates, merge.malicious_share)
     reads = {merge.defence: "defence", merge.pseudo_gradient: "pseudo_gradient"}
     for name in ("k-norm", "multi-krum", "trimmed-mean"):
-        if f == 0 and name in reads:
+        if name not in reads:
+            continue
+        from fairbed.coordinator.algorithms.aggregation.defence import expected_malicious
+
+        if not expected_malicious(updates, merge.malicious_share):
             yield (
                 f"aggregation.{reads[name]} {name!r} leaves out nothing: f = floor(malicious_share "
                 f"{merge.malicious_share:g} x {updates} updates) = 0; raise "

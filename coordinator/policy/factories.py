@@ -142,9 +142,9 @@ def defence_problem(config: AggregationConfig, per_round: int) -> str:
     """Return why a round of `per_round` updates is too small for a defence; empty if it is not."""
     filter_ = make_defence(config)
     problem = filter_.problem(per_round) if filter_ is not None else ""
-    from fairbed.coordinator.algorithms.aggregation.defence import TrimmedMean
-
     if not problem and config.pseudo_gradient == "trimmed-mean":
+        from fairbed.coordinator.algorithms.aggregation.defence import TrimmedMean
+
         problem = TrimmedMean(config.malicious_share).problem(per_round)
     return problem
 
@@ -225,9 +225,11 @@ def make_rule(config: AggregationConfig, per_round: int) -> WeightRule:
         PluginError: It is not built in and cannot be loaded.
     """
     rule = _make_rule(config, per_round)
+    if config.max_weight is None:
+        return rule
     from fairbed.coordinator.algorithms.aggregation.max_weight import MaxWeight
 
-    return rule if config.max_weight is None else MaxWeight(rule, config.max_weight)
+    return MaxWeight(rule, config.max_weight)
 
 
 def _make_rule(config: AggregationConfig, per_round: int) -> WeightRule:

@@ -5,20 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES
-from fairbed.coordinator.algorithms.fairness import (
-    mean_and_worst10,
-    summarise,
-    summarise_errors,
-)
 from fairbed.coordinator.algorithms.selection.base import WORDS
-from fairbed.coordinator.algorithms.selection.explanation import Explanation
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.policy.selection import Selection
@@ -26,7 +20,6 @@ from fairbed.coordinator.ports import Score
 from fairbed.coordinator.script.ended import Ended
 from fairbed.coordinator.script.round import ClosedRound
 from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState
-from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, clamped_mu, cold_start
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.schema import MEASURED, Cells, Columns, accepted
@@ -59,6 +52,10 @@ from fairbed.wire.messages import (
     Phases,
     Train,
 )
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.algorithms.selection.explanation import Explanation
+    from fairbed.coordinator.state.loss_query import LossQuery
 
 _NETWORK = "the network to the host of the device"
 """A part of the path of an exchange, as reasons name it."""
@@ -463,7 +460,7 @@ def round_row(
     decisions: Decisions,
     names: Sequence[str],
     *,
-    why: Explanation | None,
+    why: "Explanation | None",
     queues: Floats,
     bytes_down: int,
     bytes_up: int,
@@ -530,7 +527,7 @@ def selection_rows(
     names: Sequence[str],
     decisions: Decisions,
     aggregated: set[str],
-    why: Explanation | None,
+    why: "Explanation | None",
     rows: Ints | None = None,
 ) -> Columns[SelectionRow]:
     """Return the selection rows of a round: predictions, cohort, virtual queues afterwards.
@@ -570,7 +567,7 @@ def selection_rows(
     )
 
 
-def choice_columns(why: Explanation | None, names: Sequence[str]) -> dict[str, Any]:
+def choice_columns(why: "Explanation | None", names: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a round about the cohort and its best alternative."""
     if why is None:
         return {}
@@ -584,7 +581,7 @@ def choice_columns(why: Explanation | None, names: Sequence[str]) -> dict[str, A
 
 
 def loss_query_rows(
-    query: LossQuery,
+    query: "LossQuery",
     bytes_down: Callable[[str, EvaluateReply], int],
     name_of: Callable[[str], str] = str,
 ) -> list[LossQueryRow]:
@@ -595,6 +592,8 @@ def loss_query_rows(
         bytes_down: Returns the bytes of the model that a device received before its reply.
         name_of: Returns the name of a device of the query.
     """
+    from fairbed.coordinator.state.loss_query import QueryOutcome
+
     rows = []
     for device in query.devices.values():
         reply = device.reply
@@ -676,6 +675,8 @@ def metric_rows(
     measured = list(tested.values()) or ([] if test_set is None else [test_set])
     if not measured:
         return devices, None
+    from fairbed.coordinator.algorithms.fairness import summarise
+
     summary = summarise(
         np.array([score.positions for score in measured], dtype=np.int64),
         np.array([score.correct for score in measured], dtype=np.int64),
@@ -759,6 +760,8 @@ def _auroc_columns(measured: Sequence[Score]) -> dict[str, float | None]:
     pooled = _pooled_quality(measured)
     if not known and pooled.auroc is None:
         return {}
+    from fairbed.coordinator.algorithms.fairness import mean_and_worst10
+
     mean, worst10 = mean_and_worst10(np.array(known)) if known else (None, None)
     return {"auroc_mean": mean, "auroc_worst10": worst10, "auroc_pooled": pooled.auroc}
 
@@ -768,6 +771,8 @@ def _error_columns(measured: Sequence[Score]) -> dict[str, float | None]:
     errors = [score.quality.mae for score in measured if score.quality.mae is not None]
     if not errors:
         return {}
+    from fairbed.coordinator.algorithms.fairness import summarise_errors
+
     found = summarise_errors(
         np.array([score.positions for score in measured], dtype=np.int64),
         np.array([score.loss_sum for score in measured], dtype=np.float64),

@@ -38,11 +38,11 @@ from fairbed.coordinator.policy.selection import (
 )
 from fairbed.coordinator.script.ended import Ended
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
-from fairbed.coordinator.state.loss_query import LossQuery
 from fairbed.coordinator.state.round import Round
 
 if TYPE_CHECKING:
     from fairbed.coordinator.algorithms.selection.explanation import Explanation
+    from fairbed.coordinator.state.loss_query import LossQuery
 
 OVER = "the run is over"
 """Why the last round ends the exchanges that are still open."""
@@ -143,7 +143,7 @@ class ClosedRound:
     """All selections of the round."""
     started: float
     """Start of the round's duration, on the clock of the table: the dispatch."""
-    query: LossQuery | None
+    query: "LossQuery | None"
     """The loss query before the selection; None without one."""
     ended: Sequence[Exchange]
     """Exchanges that ended in this round, dispatched in it or earlier, in the order of dispatch."""
@@ -178,7 +178,7 @@ class QueryLosses(Step[None]):
     """Ask devices for their losses until each has an outcome in `query`."""
 
     demand: LossDemand
-    query: LossQuery
+    query: "LossQuery"
     """Empty."""
 
 
@@ -189,7 +189,7 @@ class Dispatch(Instant[None]):
     selection: Selection
     selections_before: int
     """Earlier selections of this round; 0: it begins now."""
-    query: LossQuery | None
+    query: "LossQuery | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +372,7 @@ class RoundScript:
 
     def _query_losses(
         self, table: Round, fleet: Fleet
-    ) -> Generator[Step[Any], Any, tuple[LossQuery, ReportedLosses]]:
+    ) -> "Generator[Step[Any], Any, tuple[LossQuery, ReportedLosses]]":
         """Query the losses that the selector needs; exchanges in flight continue."""
         strategy = self._strategy
         demand = strategy.loss_demand(
@@ -380,6 +380,8 @@ class RoundScript:
         )
         assert demand is not None, "a selector that needs losses names the devices"
         limit_s = strategy.config.selection.loss_query_timeout_s
+        from fairbed.coordinator.state.loss_query import LossQuery
+
         query = LossQuery(table.id, table.attempt, limit_s)
         yield from QueryLosses(demand, query)
         losses = ReportedLosses(demand.rows, query.losses())
@@ -391,7 +393,7 @@ class RoundScript:
         table: Round,
         fleet: Fleet,
         selections_before: int = 0,
-        query: LossQuery | None = None,
+        query: "LossQuery | None" = None,
         losses: ReportedLosses | None = None,
     ) -> Generator[Step[Any], Any, Selection]:
         """Select and dispatch devices: a whole cohort, or as many as there are free places."""
@@ -461,7 +463,7 @@ class RoundScript:
             return None
         return (yield from self._select(table, fleet, number))
 
-    def _is_last(self, table: Round, query: LossQuery | None) -> bool:
+    def _is_last(self, table: Round, query: "LossQuery | None") -> bool:
         """Return whether no round follows; one that is empty is none of those that were planned."""
         is_ended = self.last_round is not None
         return table.id == self.end_of_run and (is_ended or not self._is_empty(table, query))
@@ -479,7 +481,7 @@ class RoundScript:
             yield from Evaluate(closed, is_last)
 
     @staticmethod
-    def _is_empty(table: Round, query: LossQuery | None) -> bool:
+    def _is_empty(table: Round, query: "LossQuery | None") -> bool:
         """Return whether no device was selected or queried, and no update has arrived."""
         if table.exchanges or (query is not None and query.devices):
             return False
@@ -491,7 +493,7 @@ class RoundScript:
         selection: Selection,
         started: float,
         begun: float,
-        query: LossQuery | None,
+        query: "LossQuery | None",
     ) -> tuple[ClosedRound, Round]:
         """Close the table of a round that was `begun` then; return it, and the next table."""
         is_empty, was_empty = self._is_empty(table, query), self.empty_since is not None

@@ -31,6 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -49,7 +50,6 @@ from fairbed.device_agent.coding import Coder
 from fairbed.device_agent.engines.base import BucketEngine, Engine
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
-from fairbed.device_agent.local_training import GuardedRule, make_rule
 from fairbed.testbed.emulation.work import LengthCosts, StepCost, WorkCosts, fit_cost
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
@@ -63,6 +63,9 @@ from fairbed.wire.messages import CODECS, Capabilities, Hyperparameters, Manifes
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_to_bytes
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.local_training import GuardedRule
 
 REPEATS = 15
 """Repetitions of each codec measurement; the result is their median."""
@@ -337,7 +340,11 @@ def measure(probe: Probe) -> Measured:
     """
     artifact = decode_artifact(probe.artifact)
     engine = open_own_engine(artifact)
-    rule = None if probe.rule == "sgd" else make_rule(probe.rule, probe.rule_options)
+    rule = None
+    if probe.rule != "sgd":
+        from fairbed.device_agent.local_training import make_rule
+
+        rule = make_rule(probe.rule, probe.rule_options)
     reference = reference_step()
     engines = engine.engines if isinstance(engine, BucketEngine) else {0: engine}
     measured = list[tuple[int, _Windows, _Windows]]()
@@ -487,7 +494,7 @@ SMALLEST = 2
 def _train_windows(
     engine: Engine,
     hyperparameters: Hyperparameters,
-    rule: GuardedRule | None,
+    rule: "GuardedRule | None",
     reference: Callable[[], float],
     duration_s: float,
 ) -> _Windows:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -27,7 +28,6 @@ from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import DeviceControl, HostServices, no_earlier_names
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
-from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE, StartLock
@@ -37,7 +37,6 @@ from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
-from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import EMBEDDED, Experiment
@@ -93,6 +92,10 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
 
+if TYPE_CHECKING:
+    from fairbed.coordinator.state.alerts import AlertChange
+    from fairbed.testbed.emulation.malicious import Attack
+
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
@@ -129,7 +132,7 @@ async def run_experiment(
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None] = lambda line: None,
     *,
-    alerted: Callable[[AlertChange], None] = lambda change: None,
+    alerted: "Callable[[AlertChange], None]" = lambda change: None,
     is_attached: bool = False,
     stop: StopControl | None = None,
     signals: Callable[[StopControl], AbstractContextManager[None]] = lambda stop: nullcontext(),
@@ -175,7 +178,7 @@ async def _run(
     plan: RunPlan,
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
-    alerted: Callable[[AlertChange], None],
+    alerted: "Callable[[AlertChange], None]",
     stop: StopControl,
     group: TaskGroup,
     early: AsyncExitStack,
@@ -339,7 +342,7 @@ def _end_watching(watching: Sequence[Watching], store: Store) -> None:
 
 
 def _pass_on(
-    alerted: Callable[[AlertChange], None], watching: Sequence[Watching], change: AlertChange
+    alerted: "Callable[[AlertChange], None]", watching: Sequence[Watching], change: "AlertChange"
 ) -> None:
     """Report an alert on the output of the run and to all that follow it."""
     if not change.is_long:  # its begin was shown
@@ -573,7 +576,7 @@ def _coordinator(
     control: DeviceControl | None,
     listener: Callable[[RoundProgress], None],
     waiting: Callable[[str], None],
-    alerted: Callable[[AlertChange], None],
+    alerted: "Callable[[AlertChange], None]",
 ) -> Coordinator:
     store, broker, artifact = parts.store, parts.broker, parts.artifact
     endpoint = broker.endpoint
@@ -640,7 +643,7 @@ def _clean_up(folder: Path, is_new: bool, end: str) -> None:
 
 
 def _load(
-    plan: RunPlan, names: list[str], attacks: list[Attack | None]
+    plan: RunPlan, names: list[str], attacks: "list[Attack | None]"
 ) -> tuple[FleetData, Artifact]:
     experiment = plan.experiment
     stays = named_broker(experiment.broker.url)

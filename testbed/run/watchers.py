@@ -4,19 +4,21 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from fairbed.coordinator.state.alerts import AlertChange
 from fairbed.testbed import rooms
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.wire.console import print_line
 
+if TYPE_CHECKING:
+    from fairbed.coordinator.state.alerts import AlertChange
+
 
 class Watching(Protocol):
     """Follows one run."""
 
-    def alert(self, change: AlertChange) -> None:
+    def alert(self, change: "AlertChange") -> None:
         """Take an alert that begins or ends, or a long wait for devices; return at once."""
         ...
 
