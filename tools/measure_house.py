@@ -1,7 +1,7 @@
 """Measure the size of the product for a new reader: python tools/measure_house.py [CHECKOUT].
 
 * Files: product modules, lines, modules with one importer, class names with several meanings.
-* Rounds: modules and functions that one warm round uses, the least of `REPEATS` rounds: a live
+* Rounds: modules and functions that one warm round uses, medians of `REPEATS` rounds: a live
   round of RBCS-F, a bare live round (FedAvg, uniform selection, no feature), the quickstart live
   (its configuration; digits are random examples), and the quickstart replayed. Live rounds have a
   real coordinator, real agents and a broker in memory, in one process.
@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -34,7 +35,7 @@ SMALL_LINES = 60
 WARM_ROUND = 3
 """The first round that is counted; the ones before also load models and open sessions."""
 REPEATS = 5
-"""Rounds whose counts are taken; the least counts, as timers fall into some of them."""
+"""Rounds whose counts are taken: timers fall into some of them."""
 ROOMS = ("lab", "cluster", "remote", "web", "metrics", "notify")
 """Folders of the test bed that may be deleted."""
 ROOM_FILES = ("testbed/experiment/notify.py", "testbed/run/notify.py", "testbed/run/notifier.py")
@@ -97,6 +98,8 @@ CHANGES = {
 
 Passed = set[tuple[str, int]]
 """Functions that a round passed: file, relative to the checkout, and first line."""
+Rounds = list[Passed]
+"""Warm rounds of one kind."""
 
 
 def count_files() -> None:
@@ -148,7 +151,7 @@ def count_rounds() -> None:
     _print_round("quickstart, replayed round", _or_none(_replayed))
 
 
-def _or_none(run: Callable[[], Passed]) -> Passed | None:
+def _or_none(run: Callable[[], Rounds]) -> Rounds | None:
     """Return the functions of a round; None if the tree has not what it needs."""
     try:
         return run()
@@ -157,16 +160,18 @@ def _or_none(run: Callable[[], Passed]) -> Passed | None:
         return None
 
 
-def _print_round(name: str, passed: Passed | None) -> None:
-    modules = "-" if passed is None else len({path for path, _ in passed})
-    functions = "-" if passed is None else len(passed)
+def _print_round(name: str, found: Rounds | None) -> None:
+    modules = functions = "-"
+    if found is not None:
+        modules = f"{median(len({path for path, _ in passed}) for passed in found):g}"
+        functions = f"{median(map(len, found)):g}"
     print(f"{name + ':':<29} {modules} modules, {functions} functions")
 
 
-def _print_features(passed: Passed | None) -> None:
+def _print_features(rounds: Rounds | None) -> None:
     """Print the modules of absent features that the bare round passes, and those it imports."""
-    found = modules_of_features(passed or set())
-    count = "-" if passed is None else len(found)
+    found = modules_of_features(rounds or [])
+    count = "-" if rounds is None else len(found)
     print(f"  of absent features, passed  {count} modules")
     for path in sorted(found):
         print(f"    {FEATURE_OF[path]}: {path}")
@@ -180,9 +185,9 @@ def _print_features(passed: Passed | None) -> None:
             print(f"    {FEATURE_OF[path]}: {path}")
 
 
-def modules_of_features(passed: Passed) -> set[str]:
-    """Return the modules that a round passes and that belong to a feature."""
-    return {path for path, _ in passed if path in FEATURE_OF}
+def modules_of_features(rounds: Rounds) -> set[str]:
+    """Return the modules that any of some rounds passes and that belong to a feature."""
+    return {path for passed in rounds for path, _ in passed if path in FEATURE_OF}
 
 
 def _as_import(path: str) -> str:
@@ -212,13 +217,13 @@ def _noting() -> Iterator[Callable[[], None]]:
         threading.setprofile(None)
 
 
-rounds: list[Passed] = []
+rounds: Rounds = []
 """Functions of each round so far."""
 
 
-def _least() -> Passed:
-    """Return the warm round with the fewest functions."""
-    return min(rounds[WARM_ROUND - 1 :], key=len)
+def _warm() -> Rounds:
+    """Return the warm rounds, without the last one, which evaluates in any run."""
+    return rounds[WARM_ROUND - 1 :][:REPEATS]
 
 
 def _functions(codes: set[CodeType]) -> Passed:
@@ -232,13 +237,13 @@ def _functions(codes: set[CodeType]) -> Passed:
     return found
 
 
-def live_round() -> Passed:
-    """Return the functions of a round of RBCS-F, two of three devices."""
+def live_round() -> Rounds:
+    """Return the functions of rounds of RBCS-F, two of three devices."""
     return _in_lab({})
 
 
-def bare_round() -> Passed:
-    """Return the functions of a round without any feature.
+def bare_round() -> Rounds:
+    """Return the functions of rounds without any feature.
 
     FedAvg of all three devices, uniform selection, no evaluation, alerts and reasons.
     """
@@ -251,7 +256,7 @@ def bare_round() -> Passed:
     return _in_lab(sections)
 
 
-def _quickstart() -> Passed:
+def _quickstart() -> Rounds:
     """RBCS-F, four of twelve devices, with the keys of examples/quickstart.toml."""
     import msgspec
 
@@ -266,7 +271,7 @@ def _quickstart() -> Passed:
     return _in_lab(sections, devices=sum(group["count"] for group in experiment["fleet"]))
 
 
-def _in_lab(sections: dict[str, Any], devices: int = 3) -> Passed:
+def _in_lab(sections: dict[str, Any], devices: int = 3) -> Rounds:
     import anyio
 
     from tests.coordinator.lab import lab, make_config
@@ -279,10 +284,10 @@ def _in_lab(sections: dict[str, Any], devices: int = 3) -> Passed:
 
     with _noting() as begin:
         anyio.run(run, begin)
-        return _least()
+        return _warm()
 
 
-def _replayed() -> Passed:
+def _replayed() -> Rounds:
     """The quickstart on the virtual clock."""
     from fairbed.testbed.experiment.file import load_experiment
     from fairbed.testbed.replay.run import replay_experiment
@@ -290,7 +295,7 @@ def _replayed() -> Passed:
     experiment = load_experiment(ROOT / "examples" / "quickstart.toml", {"rounds": 10})
     with tempfile.TemporaryDirectory() as folder, _noting() as begin:
         replay_experiment(experiment, Path(folder) / "run", "house", lambda replayed: begin())
-        return _least()
+        return _warm()
 
 
 def _is_in_room(path: Path) -> bool:
