@@ -29,7 +29,7 @@ from msgspec import Struct
 from benchmarks._hostile_client import ClosedError, HostileClient
 from benchmarks._live_run import LiveRun, live_run, save_random_examples
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.run.broker import BrokerKind
+from fairbed.testbed.broker.configuration import BrokerKind
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import Address, parse_url
 

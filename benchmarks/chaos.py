@@ -47,7 +47,7 @@ from benchmarks._chaos.memory import MemoryLog, Slope
 from benchmarks._chaos.replays import ReplayResult, replay_under_chaos
 from benchmarks._chaos.schedule import SETUPS, Fault, Kind, Setup, Step, kinds_of, steps
 from fairbed.coordinator.store import StoreError
-from fairbed.testbed.run.broker import BrokerKind
+from fairbed.testbed.broker.configuration import BrokerKind
 
 DEVICES = 3
 RECOVERED_ROUNDS = 2

@@ -32,7 +32,8 @@ from benchmarks._meter import MEGABYTE, median, peak_rss_bytes, percentile
 from benchmarks._tcp import listen
 from fairbed.testbed.backends.proxy.links import shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
-from fairbed.testbed.run.broker import Broker, BrokerChoice, start_broker
+from fairbed.testbed.broker.configuration import BrokerChoice
+from fairbed.testbed.run.broker import Broker, start_broker
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, with_client
 
 UNITS_BPS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

@@ -47,10 +47,9 @@ from benchmarks._hostile_messages import (
 )
 from benchmarks._live_run import LiveRun, live_run, save_random_examples
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES, BrokerKind
 from fairbed.testbed.broker.permissions import OPERATOR
 from fairbed.testbed.broker.run_accounts import login_of
-from fairbed.testbed.run.broker import BrokerKind
 from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.codec import encode
 from fairbed.wire.topics import ANY, LOCAL_OPERATOR, Topics

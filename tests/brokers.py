@@ -11,7 +11,8 @@ from _pytest.mark import ParameterSet
 from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
-from fairbed.testbed.run.broker import BrokerKind, find_broker
+from fairbed.testbed.broker.configuration import BrokerKind
+from fairbed.testbed.run.broker import find_broker
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
 KINDS: tuple[BrokerKind, ...] = get_args(BrokerKind)

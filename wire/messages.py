@@ -84,7 +84,14 @@ LOG_INTERVAL_S = 5.0
 MAX_VECTORS = 16
 """Most vectors of a kind that a local rule has: sent, kept or returned."""
 
-CODECS: Final = ("float16", "int8", "top-k", "delta")
+DenseCodec: TypeAlias = Literal["float16", "int8"]
+"""Codecs of all values of a vector, of a model or an update."""
+UpCodec: TypeAlias = Literal["float32", DenseCodec, "top-k"]
+"""Codecs of an update."""
+DownCodec: TypeAlias = Literal["float32", DenseCodec, "delta"]
+"""Codecs of a model."""
+
+CODECS: Final[tuple[str, ...]] = (*get_args(DenseCodec), "top-k", "delta")
 """Codecs that a device announces beside float32. `delta` is a model as int8 changes of the previous
 version."""
 
@@ -328,7 +335,7 @@ class Packed(Message, frozen=True, kw_only=True, tag="packed"):
     """A smaller blob that decodes to exactly the announced model (`wire.codecs`)."""
 
     manifest: Manifest
-    codec: Literal["float16", "int8"]
+    codec: DenseCodec
     base: Sha256 | None = None
     """Hash of the model version that the parameters are changes of; None if they are no changes."""
 
@@ -339,7 +346,7 @@ class Coding(Message, frozen=True, kw_only=True, tag="coding"):
     Of an update, the change w_k - w_t of the parameters is encoded; buffers are sent as float32.
     """
 
-    up: Literal["float32", "float16", "int8", "top-k"] = "float32"
+    up: UpCodec = "float32"
     """Codec of the update; float32 is the full model after local training."""
     top_k: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)] | None = None
     """Number of values that top-k sends; None for other codecs."""

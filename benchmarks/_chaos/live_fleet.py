@@ -27,10 +27,10 @@ from benchmarks._live_run import separate_agents
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import DATABASE, open_readonly
 from fairbed.coordinator.store.tables import RoundRow
+from fairbed.testbed.broker.configuration import BrokerKind
 from fairbed.testbed.broker.run_accounts import login_of
 from fairbed.testbed.cli.runs import ask_run
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.run.broker import BrokerKind
 from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import OperatorCommand

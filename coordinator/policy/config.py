@@ -14,6 +14,7 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.artifact import BatchNorm, ClassesAxis, TaskKind
 from fairbed.wire.messages import (
     MAX_OPTIONS,
+    DownCodec,
     HeldOut,
     Hyperparameters,
     Lambda,
@@ -23,6 +24,7 @@ from fairbed.wire.messages import (
     OptionValue,
     Personal,
     Privacy,
+    UpCodec,
 )
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
@@ -801,9 +803,9 @@ def merge_problem(
 class ExchangeConfig(Section, frozen=True, kw_only=True):
     """`[exchange]`: codecs of models and updates; a device that has none of them gets float32."""
 
-    up: Literal["float32", "float16", "int8", "top-k"] = "float32"
+    up: UpCodec = "float32"
     """Codec of the updates."""
-    down: Literal["float32", "float16", "int8", "delta"] = "float32"
+    down: DownCodec = "float32"
     """Codec of the models; delta sends devices that hold the last version its int8 difference."""
     top_k: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
     """Share of the parameters that top-k sends; the rest is added to the next update."""

@@ -1,7 +1,7 @@
 """What a run knows of one device: exchanges, conditions over rounds, scores, problems."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -13,6 +13,48 @@ from fairbed.wire.messages import DEVICE_PHASES
 
 EXCHANGE_PHASES = (*DEVICE_PHASES, "queued", "upload")
 """Parts of an exchange that have a duration, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTerms:
+    """How views name a part of an exchange."""
+
+    letter: str
+    """Where colours cannot distinguish the parts."""
+    noun: str
+    sentence: str
+
+
+PHASE_TERMS: Mapping[str, PhaseTerms] = {
+    "download": PhaseTerms("d", "the download of the model", "The device downloads the model."),
+    "decode": PhaseTerms(
+        "c", "the decoding of the model", "It decodes the model from what was transferred."
+    ),
+    "load": PhaseTerms(
+        "l",
+        "loading data and session",
+        "It loads model and data that are not in its memory yet.",
+    ),
+    "evaluate": PhaseTerms(
+        "v",
+        "the evaluation of the received model",
+        "It evaluates the model on its examples before training, if the policy asks.",
+    ),
+    "train": PhaseTerms("t", "local training", "It trains the model on its examples."),
+    "personal": PhaseTerms(
+        "p", "the training of the personal model", "It trains its personal model."
+    ),
+    "encode": PhaseTerms(
+        "e", "the encoding of the update", "It encodes the update for the transfer."
+    ),
+    "queued": PhaseTerms(
+        "q",
+        "waiting for the upload",
+        "It waits for the grant to upload; this is no part of the exchange time.",
+    ),
+    "upload": PhaseTerms("u", "the upload of the update", "It uploads the update."),
+}
+"""By part of `EXCHANGE_PHASES`."""
 
 RECENT = 20
 """Newest exchanges of which the medians are shown."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import ALERTS_OFF
+from fairbed.coordinator.report.device_history import PHASE_TERMS
 from fairbed.coordinator.report.measures import run_measure, text_of
 from fairbed.coordinator.report.quality import examples_text, spread_of, whole_percent
 from fairbed.coordinator.report.quantities import (
@@ -39,17 +40,6 @@ NOTABLE_ERROR = 0.25
 
 SHOWN = 3
 """Devices, or reasons, that a sentence names."""
-
-PHASE_WORDS = {
-    "download": "the download of the model",
-    "decode": "the decoding of the model",
-    "load": "loading data and session",
-    "evaluate": "the evaluation of the received model",
-    "train": "local training",
-    "personal": "the training of the personal model",
-    "encode": "the encoding of the update",
-    "upload": "the upload of the update",
-}
 
 Topic = Literal["Run", "Accuracy", "Error", "Guarantee", "Speed", "Worst off", "Cost", "Problems"]
 
@@ -367,10 +357,11 @@ def _speed(s: RunSummary, time: RoundTime) -> Iterator[Finding]:
         first, *others = list(time.phases_s.items())[:2]
         text += (
             f" In the slowest exchange of a round (timed in {time.timed}), "
-            f"{PHASE_WORDS[first[0]]} takes longest, {percent(first[1] / in_phases)}"
+            f"{PHASE_TERMS[first[0]].noun} takes longest, {percent(first[1] / in_phases)}"
         )
         text += "".join(
-            f", then {PHASE_WORDS[phase]}, {percent(total / in_phases)}" for phase, total in others
+            f", then {PHASE_TERMS[phase].noun}, {percent(total / in_phases)}"
+            for phase, total in others
         )
         text += "."
     error = s.estimator.mape_second_half

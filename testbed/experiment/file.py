@@ -63,6 +63,7 @@ from fairbed.device_agent.privacy import buffers_problem
 from fairbed.profiles import link_names
 from fairbed.profiles.schema import Discipline, QueueBytes, QueueMs
 from fairbed.testbed import rooms
+from fairbed.testbed.broker.configuration import BrokerChoice
 from fairbed.testbed.emulation.cell import LOWEST_PRIORITY
 from fairbed.testbed.emulation.conditions import Congestion, Outage
 from fairbed.testbed.emulation.work import TaskCosts
@@ -117,7 +118,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     """`embedded`: a broker for this run alone; `lab`: the broker of the lab on this machine
     (`fairbed lab up`); or `mqtt://user:password@host:port`, or `mqtts://...`; a cluster lists its
     nodes, `host:port,host:port`."""
-    kind: Literal["auto", "mosquitto", "nats", "amqtt"] = "auto"
+    kind: BrokerChoice = "auto"
     """The broker to embed; auto takes the first that is installed, in this order."""
     tenant: Annotated[str, Meta(pattern=NAME_PATTERN)] = "main"
     """Name of the topic tree; one coordinator at a time can use it."""

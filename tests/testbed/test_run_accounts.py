@@ -12,24 +12,19 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import anyio
 import anyio.to_thread
 import psutil
 import pytest
 
-from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES, BrokerKind
 from fairbed.testbed.broker.run_accounts import RunAccounts, enrol_user, enrolled_users, password_of
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host import broker_process
 from fairbed.testbed.host.broker_usage import MAX_SESSIONS, MAX_SUBSCRIPTIONS
-from fairbed.testbed.run.broker import (
-    Broker,
-    BrokerKind,
-    await_accepted,
-    find_broker,
-    start_broker,
-)
+from fairbed.testbed.run.broker import Broker, await_accepted, find_broker, start_broker
 from fairbed.testbed.run.run_broker import RestartBudget, keep_broker, refuse_excess
 from fairbed.testbed.run.stopping import StopControl
 from fairbed.wire.topics import Topics
@@ -37,7 +32,7 @@ from fairbed.wire.transport.address import with_login
 from tests.testbed.lab.raw_client import Closed, Login, RawClient
 
 T = Topics()
-KINDS: list[BrokerKind] = ["mosquitto", "nats", "amqtt"]
+KINDS: tuple[BrokerKind, ...] = get_args(BrokerKind)
 pytestmark = pytest.mark.anyio
 CASES = [
     pytest.param(

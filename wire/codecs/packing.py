@@ -8,13 +8,14 @@ computes error feedback: the values that a codec omitted are added to the next u
 """
 
 import struct
+from typing import get_args
 
 import numpy as np
 
 from fairbed.wire.codec import check_version
 from fairbed.wire.codecs.base import Codec, Vector, check_finite, check_length
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import PROTOCOL_VERSION
+from fairbed.wire.messages import PROTOCOL_VERSION, UpCodec
 from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, vector_to_bytes
 
 
@@ -43,7 +44,8 @@ def codec_named(name: str, top_k: int | None = None) -> Codec | None:
             from fairbed.wire.codecs.top_k import TopK
 
             return TopK(top_k)
-    raise ValueError(f"codec: must be float32, float16, int8 or top-k with a k, got {name!r}")
+    known = ", ".join(name for name in get_args(UpCodec) if name != "top-k")
+    raise ValueError(f"codec: must be {known} or top-k with a k, got {name!r}")
 
 
 def encode_with_feedback(

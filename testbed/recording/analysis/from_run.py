@@ -170,6 +170,9 @@ def _capabilities(found: Findings, capabilities: Capabilities) -> None:
     found.add("memory_bytes", capabilities.memory_bytes, "memory that the agent may use")
 
 
+_BEFORE_TRAINING = DEVICE_PHASES[: DEVICE_PHASES.index("train")]
+
+
 def _timed_trainings(
     exchanges: Sequence[ExchangeRow], telemetry: Sequence[TelemetryRow], training: TrainingSettings
 ) -> Iterable[TimedTraining]:
@@ -180,8 +183,8 @@ def _timed_trainings(
         reference_s = training.reference_s(x.n_k, x.steps)
         if reference_s is None or x.train_s is None or x.mu_cores is None:
             continue
-        before_s = sum((x.signal_s or 0.0, x.download_s or 0.0, x.decode_s or 0.0))
-        start_s = x.dispatched_at_s + before_s + (x.load_s or 0.0) + (x.evaluate_s or 0.0)
+        before_s = sum(getattr(x, f"{phase}_s") or 0.0 for phase in _BEFORE_TRAINING)
+        start_s = x.dispatched_at_s + (x.signal_s or 0.0) + before_s
         # A context covers the second before it, so one just after the training counts too.
         mu_cores = mu[(at_s >= start_s) & (at_s <= start_s + x.train_s + 1.0)]
         cores = float(mu_cores.mean()) if len(mu_cores) else x.mu_cores

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.report.device_history import (
+    EXCHANGE_PHASES,
+    PHASE_TERMS,
     SlowestPhase,
     phases_by_duration,
     read_history,
@@ -24,6 +26,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[ExchangeRow]:
     folder = fake_run(tmp_path_factory.mktemp("runs") / "run")
     with RunReader(folder) as reader:
         return reader.exchanges_of(reader.devices()[1].name)
+
+
+def test_each_part_of_an_exchange_has_its_words_and_a_letter_of_its_own() -> None:
+    assert tuple(PHASE_TERMS) == EXCHANGE_PHASES
+    assert len({terms.letter for terms in PHASE_TERMS.values()}) == len(EXCHANGE_PHASES)
 
 
 def test_the_slowest_phase_has_the_largest_median_of_the_newest_exchanges(

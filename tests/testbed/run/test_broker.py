@@ -14,15 +14,10 @@ import anyio
 import psutil
 import pytest
 
-from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES, BrokerKind
 from fairbed.testbed.errors import BrokerError
 from fairbed.testbed.host import broker_process
-from fairbed.testbed.run.broker import (
-    Broker,
-    BrokerKind,
-    find_broker,
-    start_broker,
-)
+from fairbed.testbed.run.broker import Broker, find_broker, start_broker
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.codec import MAX_MESSAGE_BYTES
 from fairbed.wire.errors import Disconnected

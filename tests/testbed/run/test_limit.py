@@ -9,15 +9,9 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES
+from fairbed.testbed.broker.configuration import MAX_PACKET_BYTES, BrokerKind
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.run.broker import (
-    CHUNK_SIZES,
-    BrokerKind,
-    find_broker,
-    largest_chunk,
-    start_broker,
-)
+from fairbed.testbed.run.broker import CHUNK_SIZES, find_broker, largest_chunk, start_broker
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import BROKERS

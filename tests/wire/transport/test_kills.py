@@ -9,7 +9,8 @@ import anyio
 import numpy as np
 import pytest
 
-from fairbed.testbed.run.broker import Broker, BrokerKind, start_broker
+from fairbed.testbed.broker.configuration import BrokerKind
+from fairbed.testbed.run.broker import Broker, start_broker
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.messages import Manifest
 from fairbed.wire.transfer import Download, Upload, UploadReceiver
