@@ -1,10 +1,9 @@
 """What the fault tests measured: time lost and memory taken, printed at the end of a session."""
 
-import ctypes
 import gc
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -14,21 +13,33 @@ import pytest
 SAMPLE_S = 0.02
 MEGABYTE = 1e6
 GARBAGE_BYTES = 10 * MEGABYTE
-"""Growth of this process from which on it gives back what it does not use, before it counts."""
+"""Growth of this process from which on its garbage is collected before it counts: among all that a
+worker has imported, Python seldom does."""
+LARGEST = 8
+"""Lines that hold most, named if memory grew too much."""
 
 
 def _held(process: psutil.Process) -> int:
-    """Resident memory of a process without files, which the kernel loads and drops as it likes."""
+    """Resident memory of another process, without files, which the kernel loads and drops."""
     memory = process.memory_info()
     return memory.rss - memory.shared
 
 
-def _give_back() -> None:
-    """Free garbage, which Python seldom collects in a worker that has imported so much."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    if trim is not None:
-        trim(0)
+@contextmanager
+def _traced() -> Iterator[Callable[[], int]]:
+    """Yield what returns the bytes that this process has allocated since, and holds.
+
+    What tests before have left, and what malloc keeps of it, does not count.
+    """
+    begun = not tracemalloc.is_tracing()
+    if begun:
+        tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0] - before
+    finally:
+        if begun:
+            tracemalloc.stop()
 
 
 @dataclass
@@ -51,13 +62,15 @@ class Peaks:
     """How much memory of processes grew at most, bytes; by name."""
 
     grown: dict[str, int] = field(default_factory=dict)
+    holders: str = ""
+    """Lines of this process that held most at its peak."""
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {n / MEGABYTE:+.1f} MB" for name, n in self.grown.items())
 
     def stay_below(self, megabytes: float) -> None:
         """Check that nothing grew by more."""
-        assert max(self.grown.values()) < megabytes * MEGABYTE, str(self)
+        assert max(self.grown.values()) < megabytes * MEGABYTE, f"{self}\n{self.holders}"
 
 
 @asynccontextmanager
@@ -68,23 +81,33 @@ async def watch_memory(**pids: int) -> AsyncIterator[Peaks]:
     """
     peaks = Peaks()
 
+    async def sample_own(traced: Callable[[], int]) -> None:
+        while True:
+            await anyio.sleep(SAMPLE_S)
+            grown = traced()
+            if grown > peaks.grown["tests"] + GARBAGE_BYTES:
+                gc.collect()
+                grown = traced()
+                if grown > peaks.grown["tests"] + GARBAGE_BYTES:
+                    lines = tracemalloc.take_snapshot().statistics("lineno")[:LARGEST]
+                    peaks.holders = "\n".join(map(str, lines))
+            peaks.grown["tests"] = max(peaks.grown["tests"], grown)
+
     async def sample(name: str, process: psutil.Process, start: int) -> None:
         while True:
             await anyio.sleep(SAMPLE_S)
             try:
-                grown = _held(process) - start
-                if process.pid == os.getpid() and grown > peaks.grown[name] + GARBAGE_BYTES:
-                    _give_back()
-                    grown = _held(process) - start
-                peaks.grown[name] = max(peaks.grown[name], grown)
+                peaks.grown[name] = max(peaks.grown[name], _held(process) - start)
             except psutil.NoSuchProcess:
                 return
 
-    watched = {"tests": os.getpid()} | pids
-    async with anyio.create_task_group() as group:
-        for name, pid in watched.items():
-            process = psutil.Process(pid)
-            peaks.grown[name] = 0
-            group.start_soon(sample, name, process, _held(process))
-        yield peaks
-        group.cancel_scope.cancel()
+    with _traced() as traced:
+        async with anyio.create_task_group() as group:
+            peaks.grown["tests"] = 0
+            group.start_soon(sample_own, traced)
+            for name, pid in pids.items():
+                process = psutil.Process(pid)
+                peaks.grown[name] = 0
+                group.start_soon(sample, name, process, _held(process))
+            yield peaks
+            group.cancel_scope.cancel()

@@ -66,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Terminated:
             if not begins_run:
                 raise
-            print(f"fairbed: {NOT_BEGUN}", file=sys.stderr)
-            return DONE
+            return _not_begun()
         except UsageError as exc:
             return _fail(options, exc, BAD_USAGE)
         except RunError as exc:
@@ -76,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.close()
             return FAILED
         except Exception as exc:
+            # Python 3.11 makes a RuntimeError of what is raised while a class is made.
+            if begins_run and isinstance(exc.__cause__, Terminated):
+                return _not_begun()
             if hasattr(options, "debug"):
                 traceback.print_exc()
             if problem := name_problem(innermost(exc)):
@@ -87,6 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("fairbed: interrupted", file=sys.stderr)
             return 130
+
+
+def _not_begun() -> int:
+    """Report that a signal has ended a run before it began; return the exit status."""
+    print(f"fairbed: {NOT_BEGUN}", file=sys.stderr)
+    return DONE
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:

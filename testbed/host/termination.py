@@ -6,6 +6,7 @@ SIGTERM and SIGHUP end a process without its `finally` blocks, which remove file
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,6 +15,9 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 STOPPING = (signal.SIGINT, *ENDING)
 """The signals that stop a command."""
+
+AGAIN_S = 0.01
+"""Time after which a signal is sent again that found the process in an import."""
 
 
 class Terminated(SystemExit):
@@ -59,13 +63,19 @@ def raised_by_signals() -> Iterator[None]:
     """Raise `Terminated` at each signal that stops a command, Ctrl-C included.
 
     A command that has not begun its work ends so without a traceback, and its `finally` blocks run.
-    A signal that was ignored before (`nohup`) stays ignored. Call it in the main thread.
+    A signal that was ignored before (`nohup`) stays ignored. During an import nothing is raised,
+    as a module in C may crash on it: the signal comes again when the import is over. Call it in
+    the main thread.
     """
     before = {number: signal.getsignal(number) for number in STOPPING}
     handled = [number for number in STOPPING if before[number] is not signal.SIG_IGN]
 
-    def on_signal(number: int, _: FrameType | None) -> None:
-        raise Terminated(number)
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if not _is_importing(frame):
+            raise Terminated(number)
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
 
     for number in handled:
         signal.signal(number, on_signal)
@@ -75,6 +85,15 @@ def raised_by_signals() -> Iterator[None]:
         for number in handled:
             if signal.getsignal(number) is on_signal:
                 signal.signal(number, before[number])
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a frame, or one that has called it, imports a module."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def default_signals() -> None:

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from fairbed.testbed.cli.main import main
 from fairbed.testbed.host.termination import STOPPING
 
 QUICKSTART = Path(__file__).parents[3] / "fairbed" / "examples" / "quickstart.toml"
+
+TIMEOUT_S = 30.0
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -36,6 +40,39 @@ def test_a_signal_during_a_start_ends_it_with_status_0(
     assert capsys.readouterr().err == f"fairbed: {NOT_BEGUN}\n"
     assert not out.exists()
     assert [signal.getsignal(one) for one in STOPPING] == before
+
+
+def test_a_signal_while_a_class_is_made_ends_a_start_with_status_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def planned(*_: object, **__: object) -> None:
+        type("Owner", (), {"field": Field()})
+
+    monkeypatch.setattr("fairbed.testbed.cli.run.plan_run", planned)
+    assert main(["run", str(QUICKSTART), "--headless", "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().err == f"fairbed: {NOT_BEGUN}\n"
+
+
+def test_a_signal_during_an_import_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nis_whole = True\n"
+    (tmp_path / "met_by_a_signal.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    imported = []
+
+    def planned(*_: object, **__: object) -> None:
+        imported.append(import_module("met_by_a_signal").is_whole)
+        threading.Event().wait(TIMEOUT_S)
+
+    monkeypatch.setattr("fairbed.testbed.cli.run.plan_run", planned)
+    assert main(["run", str(QUICKSTART), "--headless", "--out", str(tmp_path / "run")]) == 0
+    assert imported == [True]
+    assert capsys.readouterr().err == f"fairbed: {NOT_BEGUN}\n"
 
 
 @pytest.mark.full
