@@ -50,6 +50,7 @@ from fairbed.coordinator.script.round import (
     Instant,
     Merge,
     Observe,
+    ObservedFleet,
     QueryLosses,
     Record,
     Release,
@@ -59,7 +60,6 @@ from fairbed.coordinator.script.round import (
     Step,
     first_table,
 )
-from fairbed.coordinator.script.round import Fleet as ObservedFleet
 from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round

@@ -12,7 +12,7 @@ cohort, as columns, and never about one device.
       or AwaitDevices        a round without a cohort
       or AwaitChange, Release, Observe, Dispatch, ...   an asynchronous round
     GiveUp                   only in the last round: what is still open
-    Train                    only where nothing was trained until now
+    TrainCohort              only where nothing was trained until now
     Close                    the next table is open
     Merge                    the next version, and what the exchanges have shown
     Record, ScorePersonal, Evaluate
@@ -120,7 +120,7 @@ class Instant(Step[A_co]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class ObservedFleet:
     """A fleet at one instant."""
 
     roster: Roster
@@ -169,7 +169,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Observe(Instant[Fleet]):
+class Observe(Instant[ObservedFleet]):
     """Look at the fleet."""
 
 
@@ -230,7 +230,7 @@ class GiveUp(Instant[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Train(Step[None]):
+class TrainCohort(Step[None]):
     """Train what the exchanges of a replay stand for, and merge it; some may fail now."""
 
 
@@ -341,7 +341,7 @@ class RoundScript:
         if self._is_last(table, query):
             yield from GiveUp(OVER)
         if self._training == "at close":
-            yield from Train()
+            yield from TrainCohort()
         closed, successor = self._close(table, selections.build(), started, begun, query)
         self.table = successor
         yield from Close(closed, successor)
@@ -371,7 +371,7 @@ class RoundScript:
         return self.table
 
     def _query_losses(
-        self, table: Round, fleet: Fleet
+        self, table: Round, fleet: ObservedFleet
     ) -> "Generator[Step[Any], Any, tuple[LossQuery, ReportedLosses]]":
         """Query the losses that the selector needs; exchanges in flight continue."""
         strategy = self._strategy
@@ -391,7 +391,7 @@ class RoundScript:
     def _select(
         self,
         table: Round,
-        fleet: Fleet,
+        fleet: ObservedFleet,
         selections_before: int = 0,
         query: "LossQuery | None" = None,
         losses: ReportedLosses | None = None,

@@ -28,10 +28,10 @@ from fairbed.coordinator.script.round import (
     Collect,
     Dispatch,
     Evaluate,
-    Fleet,
     GiveUp,
     Merge,
     Observe,
+    ObservedFleet,
     QueryLosses,
     Record,
     Release,
@@ -39,7 +39,7 @@ from fairbed.coordinator.script.round import (
     ScorePersonal,
     Shown,
     Step,
-    Train,
+    TrainCohort,
 )
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.round import Round
@@ -279,7 +279,7 @@ class ReplayEngine:
                 self._wait_for_devices(current)
             case GiveUp(reason=reason):
                 self._in_flight.give_up(reason)
-            case Train():
+            case TrainCohort():
                 self._train_and_merge()
             case Close(closed=closed, successor=successor):
                 self._close(current, closed, successor)
@@ -374,7 +374,7 @@ class ReplayEngine:
             "available_hours, availability and outage of [[fleet]], its profiles and its links"
         )
 
-    def _observe(self, current: _OpenRound) -> Fleet:
+    def _observe(self, current: _OpenRound) -> ObservedFleet:
         """Return the fleet at this instant; devices in flight are not available."""
         flight = self._in_flight
         flight.notify_world()
@@ -385,7 +385,7 @@ class ReplayEngine:
             busy = flight.busy(len(self.world))
             snapshot = replace(snapshot, is_available=snapshot.is_available & ~busy)
         current.fleet = snapshot
-        return Fleet(
+        return ObservedFleet(
             roster=snapshot,
             now=flight.now,
             transfer_bits=self.world.transfer_bits,

@@ -37,11 +37,11 @@ from fairbed.coordinator.script.round import (
     Collect,
     Dispatch,
     Evaluate,
-    Fleet,
     GiveUp,
     Instant,
     Merge,
     Observe,
+    ObservedFleet,
     QueryLosses,
     Record,
     Release,
@@ -49,7 +49,7 @@ from fairbed.coordinator.script.round import (
     ScorePersonal,
     Shown,
     Step,
-    Train,
+    TrainCohort,
     first_table,
 )
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
@@ -180,7 +180,7 @@ class App:
             case Observe():
                 busy = {x.device for x in table.all_exchanges()} - set(self.released)
                 free = [ok and str(row) not in busy for row, ok in enumerate(self.available)]
-                return Fleet(roster=Columns(free), now=self.now, transfer_bits=(0.0, 0.0))
+                return ObservedFleet(roster=Columns(free), now=self.now, transfer_bits=(0.0, 0.0))
             case QueryLosses(demand=demand, query=query):
                 for row in demand.rows.tolist():
                     query.add(str(row), self.now)
@@ -200,7 +200,7 @@ class App:
                 self.now += 1.0
             case GiveUp(reason=reason):
                 table.end_all(reason, self.now)
-            case Train():
+            case TrainCohort():
                 for x in table.ended:
                     if x.device in self.diverging:
                         x.state = ExchangeState.FAILED
@@ -320,7 +320,7 @@ def test_an_update_that_comes_to_nothing_in_training_makes_no_version() -> None:
     app = App(config(per_round=1), training="at close")
     app.diverging = {"0"}
     closed = app.play()
-    assert app.kinds.index(Train) < app.kinds.index(Close)
+    assert app.kinds.index(TrainCohort) < app.kinds.index(Close)
     assert closed.merged == set()
     assert app.script.table is not None
     assert app.script.table.version == 0
