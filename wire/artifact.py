@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.evaluation import Predicted
-from fairbed.wire.messages import MAX_TEXT, MAX_VECTOR_BYTES, Sha256
+from fairbed.wire.messages import (
+    MAX_TEXT,
+    MAX_VECTOR_BYTES,
+    NAME_PATTERN,
+    OptionName,
+    OptionValue,
+    Sha256,
+)
 from fairbed.wire.preparation import Preparation
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, Shape
@@ -255,7 +262,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
 
-EngineName: TypeAlias = Literal["onnx", "torch"]
+EngineName: TypeAlias = Literal["onnx", "torch", "client"]
 
 BatchNorm: TypeAlias = Literal["merged", "silobn", "fedbn", "frozen"]
 """What becomes of batch normalisation. merged: its values are merged as all others are; silobn:
@@ -282,6 +289,49 @@ class ModuleSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Why there are no graphs: what the exporter refused; empty if the experiment chose torch."""
 
 
+class ClientArray(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One array of a client. Floats are tensors of the layout, all others travel raw."""
+
+    name: Label
+    dtype: Annotated[str, Meta(pattern=r"\A(float|int|uint)(8|16|32|64)\Z|\Abool\Z|\Abytes\Z")]
+    """`bytes` is an object of bytes of any length."""
+    shape: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)], ...], Meta(max_length=8)
+    ] = ()
+
+
+class ClientSource(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Training code of the user that replaces model, trainer and engine; its code is not sent.
+
+    A device runs it in a process of its own if the owner allows a folder of this name and hash.
+    """
+
+    kind: Literal["class", "flower"] = "class"
+    """class: `fit(arrays, config)`, as docs/own-client.md states; flower: a Flower ClientApp."""
+    name: Annotated[str, Meta(pattern=NAME_PATTERN)]
+    """Name of the folder with the code, by which the owner allows it."""
+    sha256: Sha256
+    """Of the folder (`wire.client_folder`), which must be the same on the device."""
+    path: Text
+    """`package.module:Class`, or `package.module:app` of a ClientApp, relative to the folder."""
+    arrays: Annotated[tuple[ClientArray, ...], Meta(max_length=1 << 16)] = ()
+    """All arrays in the order of the client; empty for records that only the client reads."""
+    is_list: bool = False
+    """The client gets a list of arrays, not a dictionary."""
+    options: Annotated[tuple[tuple[OptionName, OptionValue], ...], Meta(max_length=64)] = ()
+    """Hyperparameters of the client, or the run configuration of a Flower app."""
+    loss_metric: Text = ""
+    """Metric of `fit` that is F_k(w_t); empty if no rule needs it."""
+    weighted_by: Text = ""
+    """Key of the metric with the number of examples, of a Flower app; empty for a class."""
+    state_bytes: Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)] = 1 << 28
+    """Most bytes of state that the client may keep on the device."""
+    grace_s: Annotated[float, Meta(ge=0.0, le=600.0)] = 2.0
+    """Time between the deadline and the end of the client's process, seconds."""
+
+
 class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A task as it is sent to devices."""
 
@@ -292,6 +342,9 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """ONNX graph, serialised; empty with a module."""
     module: ModuleSource | None = None
     """The torch module that replaces the graphs; None with graphs."""
+    client: ClientSource | None = None
+    """The training code that replaces graphs and module; None without. Of `spec` its layout counts,
+    the floats of the client."""
     fixed: Annotated[dict[Text, TensorBytes], Meta(max_length=1 << 16)] = {}
     """The tensors of the module that are no part of the vector, by name: little-endian bytes of the
     type that they have in the module. A device overwrites those of its own copy."""
@@ -325,8 +378,13 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
             wanted = of.layout, of.x_shape, of.y_shape, of.kind
             if wanted != (each.spec.layout, each.spec.x_shape, each.spec.y_shape, each.spec.kind):
                 raise ValueError(f"shorter must have the task for {length} tokens, got another one")
-        if self.module is not None and (self.train or self.evaluate):
-            raise ValueError("train and evaluate must be empty with a module")
+        is_own = self.module is not None or self.client is not None
+        if is_own and (self.train or self.evaluate):
+            raise ValueError("train and evaluate must be empty with a module or a client")
+        if self.client is None and not self.spec.layout.tensors:
+            raise ValueError("spec.layout must have at least one tensor, got none")
+        if self.client is not None and self.module is not None:
+            raise ValueError("module must be left out with a client")
         names = self.labels
         if names and not len(names) == len(set(names)) == self.spec.classes:
             raise ValueError(
@@ -337,6 +395,8 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     @property
     def engine(self) -> EngineName:
         """The engine that runs this task on devices."""
+        if self.client is not None:
+            return "client"
         return "onnx" if self.module is None else "torch"
 
 

@@ -139,6 +139,17 @@ Measured: TypeAlias = Annotated[
 ]
 """Numbers of an exchange that a device measures, by column of the coordinator's store; a name that
 the coordinator has not is ignored."""
+MetricName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+Metrics: TypeAlias = Annotated[
+    dict[MetricName, Annotated[float, Meta(ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE)]],
+    Meta(max_length=64),
+]
+"""What a client measured, by its own names; all are finite."""
+MAX_RECORDS_BYTES = 1 << 16
+"""Records in a message: small ones, such as the configuration of a round. Larger ones are in a
+blob, after the vector (`Manifest.raw_bytes`)."""
+Records: TypeAlias = Annotated[bytes, Meta(max_length=MAX_RECORDS_BYTES)]
+"""Records of a client (`wire.records`); empty without any."""
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
@@ -217,13 +228,26 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     """None for an update, whose hash follows in `UploadDone`; required for other kinds."""
     name: Word | None = None
     """Name of a public blob in its topics, of one blob at a time; None is the id in hexadecimal."""
+    raw_bytes: Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)] = 0
+    """Bytes at the end of a model or an update that are no vector: records of a client
+    (`wire.records`), which no codec changes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        most = self.size_bytes if self.kind in ("model", "update") else 0
+        if self.raw_bytes > most:
+            raise ValueError(
+                f"raw_bytes must be at most {most} for {self.kind}, got {self.raw_bytes}"
+            )
         if (self.sha256 is None) != (self.kind == "update"):
             raise ValueError(f"sha256 must be given for all kinds but update, got kind {self.kind}")
         if self.sha256 is not None and self.id != self.sha256[:16]:
             raise ValueError("id must be the first 16 bytes of sha256 for a download")
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of the vector, encoded or not, before the raw bytes."""
+        return self.size_bytes - self.raw_bytes
 
     @property
     def chunk_count(self) -> int:
@@ -425,6 +449,8 @@ class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"
     """The examples to evaluate."""
     local_values: LocalValues | None = None
     """Which values the device puts into the model; None: it keeps none."""
+    config: Records = b""
+    """What the client of the task gets beside the model."""
 
 
 class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
@@ -465,6 +491,10 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     """Mean intersection over union of the classes at positions (`wire.evaluation.Quality`)."""
     class_accuracy: Ratio | None = None
     """Mean of the accuracies of these classes."""
+    metrics: Metrics = {}
+    """What the client of the task measured."""
+    records: Records = b""
+    """What the client of the task returned beside the metrics."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -548,6 +578,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     """Installed training engines: `onnx`, `torch`; unknown names are ignored."""
     models: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
     """Python modules with torch models that the owner allows to be imported."""
+    clients: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
+    """Names of the folders with clients whose code the owner allows to run."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -695,6 +727,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     positions: Count | None = None
     """Positions of the training examples that have a target, the weight of the update; None with
     one each: the weight is `n_k`."""
+    metrics: Metrics = {}
+    """What the client of the task measured."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
@@ -867,6 +901,10 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     wants_scale: bool = False
     """The device sends the `DataScale` of its own data; set only for devices that name the skill
     `scale`."""
+    number: Count | None = None
+    """Number of the device, from 0, for a client that divides data itself; None for other tasks."""
+    count: Count | None = None
+    """Devices that are numbered; None for other tasks."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):
@@ -895,6 +933,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Noise on the update; sent only to devices that name the skill `privacy`."""
     local_values: LocalValues | None = None
     """Which values the device puts into the model; None: it keeps none."""
+    config: Records = b""
+    """What the client of the task gets beside the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,7 +52,8 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict
     Its sums are computed once: a round reads them for each device.
     """
 
-    tensors: Annotated[tuple[Tensor, ...], Meta(min_length=1, max_length=1 << 16)]
+    tensors: Annotated[tuple[Tensor, ...], Meta(max_length=1 << 16)]
+    """None for a client whose arrays only itself reads."""
 
     def __post_init__(self) -> None:
         end, roles = 0, []

@@ -7,6 +7,7 @@ cohort, as columns, and never about one device.
 
     Observe                  the fleet at this instant
     QueryLosses, Observe     only for a selector that needs losses
+    Prepare                  only for an application that makes its messages for the cohort
     Dispatch                 the cohort
     Collect                  until the round is over
       or AwaitDevices        a round without a cohort
@@ -193,6 +194,13 @@ class Dispatch(Instant[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare(Step[None]):
+    """Make what a cohort is sent, before its exchanges begin: only with `prepares`."""
+
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True)
 class Collect(Step[None]):
     """Pass events to the open table until it is over."""
 
@@ -283,6 +291,7 @@ class RoundScript:
         explains: Rounds have the reasons of their selections.
         training: When the exchanges of a round are trained: by the devices meanwhile, all when it
             closes, or never, so that there is no model.
+        prepares: The driver makes what a cohort is sent after its selection, and may wait for it.
     """
 
     def __init__(
@@ -292,9 +301,11 @@ class RoundScript:
         *,
         explains: bool = True,
         training: Literal["meanwhile", "at close", "never"] = "meanwhile",
+        prepares: bool = False,
     ) -> None:
         self._strategy, self._open_first = strategy, open_first
         self._explains, self._training = explains, training
+        self._prepares = prepares
         self.table: Round | None = None
         """The table of the open or the next round, which accepts events already; None before the
         first one of this process."""
@@ -415,6 +426,8 @@ class RoundScript:
             selection = replace(selection, absences=absences)
         if table.is_buffered and not selections_before:
             table.begin(fleet.now)
+        if self._prepares:
+            yield from Prepare(selection)
         yield from Dispatch(selection, selections_before, query)
         return selection
 

@@ -112,6 +112,7 @@ ASKABLE = Capabilities(
     local_rules=("propfair", "scaffold:Scaffold"),
     engines=("onnx", "torch", "of-tomorrow"),
     models=("own_model",),
+    clients=("my-client",),
 )
 DECODED = Phases(
     download_s=0.75,
@@ -347,6 +348,47 @@ MESSAGES: Mapping[str, AnyMessage] = {
         round=3, model=MODEL, seed=0, limit_s=30.0, split="test"
     ),
     "evaluate-request": EvaluateRequest(round=3, model=MODEL, seed=5, limit_s=30.0),
+    "evaluate-request-client": EvaluateRequest(
+        round=3,
+        model=structs.replace(MODEL, raw_bytes=40),
+        seed=5,
+        limit_s=30.0,
+        split="test",
+        config=b"FBR1\x02\x00\x00\x00[]",
+    ),
+    "evaluate-reply-client": EvaluateReply(
+        round=3,
+        model=DIGEST,
+        loss=0.5,
+        n=40,
+        was_cold=False,
+        download_s=0.5,
+        decode_s=0.0,
+        load_s=0.0,
+        evaluate_s=0.25,
+        metrics={"top-5": 0.875},
+        records=b"FBR1\x02\x00\x00\x00[]",
+    ),
+    "offer-client": Offer(
+        round=3,
+        manifest=structs.replace(UPDATE, raw_bytes=1_000_000),
+        model=DIGEST,
+        phases=DECODED,
+        n_k=600,
+        steps=0,
+        was_cold=False,
+        metrics={"loss": 0.5, "perplexity": 12.0},
+    ),
+    "welcome-client": Welcome(boot=23, task=TASK, shard=None, number=3, count=20),
+    "train-client": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=9,
+        needs_loss=False,
+        deadline_s=60.0,
+        config=b"FBR1\x02\x00\x00\x00[]",
+    ),
     "evaluate-request-batch": EvaluateRequest(
         round=3,
         attempt=1,
@@ -591,10 +633,10 @@ def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
 def objects(value: Any, path: Path = ()) -> Iterator[Path]:
     """Yield the path of every object of a message in built-in types, the message first.
 
-    Numbers that a device measured have any name, so that they are no object.
+    Numbers that a device measured, or a client, have any name, so that they are no object.
     """
     if isinstance(value, dict):
         yield path
         for key, item in value.items():
-            if key != "measured":
+            if key not in ("measured", "metrics"):
                 yield from objects(item, (*path, key))

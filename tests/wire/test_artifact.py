@@ -68,7 +68,7 @@ MALFORMED = [
     (
         ("spec", "layout", "tensors"),
         [],
-        "Expected `array` of length >= 1 - at `$.spec.layout.tensors`",
+        "spec.layout must have at least one tensor, got none",
     ),
     (
         ("spec", "task"),
