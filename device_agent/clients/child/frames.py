@@ -1,0 +1,118 @@
+"""Frames between a program of Fairbed and a process with code of the user.
+
+    length of the header, u32 little-endian | header, JSON object | payload
+
+The header has `parts`, a list of `[name, size]`: the payload is these parts in order. This file
+imports the standard library alone, so that a program of another interpreter can load it.
+
+To the client of a device (what `do` is):
+
+    open      device, number, count, folder (own data, or empty), options, is_list, run, weighted_by,
+              examples (paths of .npy files by name: x, y, x_test, y_test),
+              arrays ([name, dtype, shape] each)                  parts: state
+    fit       round, seed, deadline_s, hyperparameters            parts: vector, raw, config
+    evaluate  round, seed, deadline_s, split                      parts: vector, raw, config
+    initial
+    stop      is not answered: the work in progress should end
+
+From it, any number of `progress`, then one of the others (what `is` is):
+
+    progress  share (0 to 1)
+    opened    has_evaluate
+    done      n, metrics, decode_s, work_s, encode_s, of evaluate also loss
+                                                        parts: vector, raw, records, state
+    initial   arrays, is_list                           parts: vector, raw
+    failed    error (one line), trace (the last lines)
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+Buffer = bytes | bytearray | memoryview
+Header = dict[str, Any]
+Parts = dict[str, memoryview]
+
+MAX_HEADER_BYTES = 1 << 22
+MAX_PARTS = 16
+
+
+class FrameError(Exception):
+    """The other side sent no frame, or one that is too large; the message is one line."""
+
+
+class Closed(Exception):
+    """The other side has closed the socket."""
+
+
+def send_frame(link: socket.socket, header: Mapping[str, Any], parts: Mapping[str, Buffer]) -> None:
+    """Send one frame.
+
+    Raises:
+        OSError: The other side is gone.
+    """
+    sizes = [[name, memoryview(part).nbytes] for name, part in parts.items()]
+    text = json.dumps({**header, "parts": sizes}, separators=(",", ":")).encode()
+    link.sendall(struct.pack("<I", len(text)) + text)
+    for part in parts.values():
+        if memoryview(part).nbytes:
+            link.sendall(part)
+
+
+def receive_frame(link: socket.socket, most: int) -> tuple[Header, Parts]:
+    """Wait for one frame; return its header and its parts by name.
+
+    Args:
+        link: A connected socket.
+        most: Most bytes of the payload.
+
+    Raises:
+        Closed: The other side has closed the socket.
+        FrameError: The bytes are no frame, or too many.
+        OSError: The other side is gone, or `link` has a timeout, which has passed.
+    """
+    (length,) = struct.unpack("<I", _exactly(link, 4))
+    if length > MAX_HEADER_BYTES:
+        raise FrameError(f"header: must have at most {MAX_HEADER_BYTES} bytes, got {length}")
+    try:
+        header = json.loads(bytes(_exactly(link, length)).decode())
+    except (ValueError, RecursionError) as exc:
+        raise FrameError(f"header: must be JSON, got {exc}") from exc
+    if not isinstance(header, dict):
+        raise FrameError("header: must be an object")
+    return header, _parts(link, header.pop("parts", []), most)
+
+
+def _parts(link: socket.socket, sizes: Any, most: int) -> Parts:
+    if not isinstance(sizes, list) or len(sizes) > MAX_PARTS:
+        raise FrameError(f"parts: must be a list of at most {MAX_PARTS}")
+    checked: list[tuple[str, int]] = []
+    for entry in sizes:
+        is_entry = isinstance(entry, list) and len(entry) == 2
+        if not is_entry or not isinstance(entry[0], str) or type(entry[1]) is not int:
+            raise FrameError("parts: each must have a name and a size")
+        if not 0 <= entry[1] <= most:
+            raise FrameError(f"part {entry[0]:.40}: must have at most {most} bytes, got {entry[1]}")
+        checked.append((entry[0], entry[1]))
+    total = sum(size for _, size in checked)
+    if total > most:
+        raise FrameError(f"payload: must have at most {most} bytes, got {total}")
+    payload, at = memoryview(_exactly(link, total)), 0
+    parts: Parts = {}
+    for name, size in checked:
+        parts[name] = payload[at : at + size]
+        at += size
+    return parts
+
+
+def _exactly(link: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view, got = memoryview(data), 0
+    while got < size:
+        count = link.recv_into(view[got:], min(size - got, 1 << 20))
+        if not count:
+            raise Closed("the other side has closed the socket")
+        got += count
+    return data
