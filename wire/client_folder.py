@@ -1,4 +1,4 @@
-"""The hash of a folder with the code of a client: equal files have equal hashes on every machine."""
+"""The hash of a folder with the code of a client: equal files, equal hashes, on every machine."""
 
 import hashlib
 import os

@@ -7,8 +7,8 @@ imports the standard library alone, so that a program of another interpreter can
 
 To the client of a device (what `do` is):
 
-    open      device, number, count, folder (own data, or empty), options, is_list, run, weighted_by,
-              examples (paths of .npy files by name: x, y, x_test, y_test),
+    open      device, number, count, folder (own data, or empty), options, is_list, run,
+              weighted_by, examples (paths of .npy files by name: x, y, x_test, y_test),
               arrays ([name, dtype, shape] each)                  parts: state
     fit       round, seed, deadline_s, hyperparameters            parts: vector, raw, config
     evaluate  round, seed, deadline_s, split                      parts: vector, raw, config
