@@ -389,6 +389,19 @@ def test_a_slow_part_violates_the_last_property(
     assert "must take at most 1.0 s, got 2.00" in finding.found
 
 
+def test_a_rule_is_timed_with_no_more_updates_than_it_declares() -> None:
+    class OfTwelve(Honest):
+        max_updates = 12
+
+        def decide(self, updates: Updates) -> Floats:
+            assert len(updates) <= self.max_updates
+            return super().decide(updates)
+
+    finding = check_property(RULE_PROPERTIES, FAST, OfTwelve, lambda: 0.0)
+    assert finding.is_ok
+    assert finding.found.endswith("for a round of 12 updates, the most that it declares")
+
+
 def test_every_property_of_a_rule_has_one_that_violates_it() -> None:
     others = {FAST, "unchanged models leave the model"}  # tested with a pseudo-gradient
     assert {row[1] for row in BROKEN_RULES} | others == set(RULE_PROPERTIES)
