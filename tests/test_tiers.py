@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.tiers import FULL, ROOT
+from tests.tiers import FULL, NEEDED, ROOT
 
 KILLS, PROPERTIES, BROKERS = (
     "tests/wire/transport/test_kills.py",
@@ -44,3 +44,8 @@ def test_every_test_is_in_a_tier() -> None:
 def test_every_entry_of_the_full_tier_is_there() -> None:
     missing = [name for name in FULL if not (ROOT / name).exists()]
     assert not missing, f"tests/tiers.py: {missing}"
+
+
+def test_every_needed_test_is_there() -> None:
+    for name, test in NEEDED.items():
+        assert f"def {test}(" in (ROOT / name).read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ The fast tier (`just test`) has what a change commonly breaks: every behaviour o
 test-all` runs both) has what costs minutes and proves the same again elsewhere or in depth. A test
 belongs to the rest when
 
-1. its file is below an entry of `FULL`,
+1. its file is below an entry of `FULL`, and `NEEDED` does not name it,
 2. or it has the marker `full`: a function, or one parameter of it; `tests/brokers.py` gives it to
    every broker and client but one.
 
@@ -48,10 +48,24 @@ FULL: dict[str, str] = {
 }
 """Files and folders of the rest, and what they are."""
 
+NEEDED: dict[str, str] = {
+    "tests/coordinator/tui/test_device.py": (
+        "test_a_long_fact_is_wrapped_under_itself_and_brackets_are_no_markup"
+    ),
+    "tests/coordinator/tui/test_history.py": "test_a_live_run_goes_on_behind_its_past",
+    "tests/testbed/api/test_compare.py": "test_an_arm_may_name_a_registered_part",
+    "tests/testbed/replay/cohort/test_worker_pool.py": (
+        "test_a_rule_that_the_program_registered_trains_in_its_own_process"
+    ),
+}
+"""Tests of files in `FULL` that are fast: alone they catch a fault of `tools/faults.toml`."""
+
 ALL_EXAMPLES, FAST_EXAMPLES = 100, 15
 """Of a property, unless its test says otherwise."""
 
 ROOT = Path(__file__).parent.parent
+
+_NEEDED = {ROOT / name: test for name, test in NEEDED.items()}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,7 +111,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import what is left out."""
-    return True if config.getoption("--tier") == "fast" and _is_in_full(collection_path) else None
+    is_out = _is_in_full(collection_path) and collection_path not in _NEEDED
+    return True if config.getoption("--tier") == "fast" and is_out else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -115,6 +130,8 @@ def _is_in_full(path: Path) -> bool:
 
 
 def _is_fast(item: pytest.Item) -> bool:
+    if item.path in _NEEDED:
+        return item.name == _NEEDED[item.path]
     return item.get_closest_marker("full") is None and not _is_in_full(item.path)
 
 

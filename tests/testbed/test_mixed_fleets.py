@@ -440,7 +440,6 @@ def assert_power(folder: Path, watts: float, summary: dict[str, Any]) -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.full
 def test_two_emulated_devices_and_one_agent_of_its_own_make_one_run(tmp_path: Path) -> None:
     async def mixed_run() -> tuple[Running, int, str, str]:
         async with start_broker("mosquitto", folder=tmp_path) as broker:
@@ -538,7 +537,6 @@ def test_an_agent_with_the_name_of_an_emulated_device_is_refused_at_a_plain_brok
 FULL = pytest.mark.full
 
 
-@pytest.mark.full
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.parametrize(
