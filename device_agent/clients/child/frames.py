@@ -12,16 +12,16 @@ To the client of a device (what `do` is):
               arrays ([name, dtype, shape] each)                  parts: state
     fit       round, seed, deadline_s, hyperparameters            parts: vector, raw, config
     evaluate  round, seed, deadline_s, split                      parts: vector, raw, config
-    initial
+    initial   options, seed: without `open` before it
     stop      is not answered: the work in progress should end
 
 From it, any number of `progress`, then one of the others (what `is` is):
 
     progress  share (0 to 1)
-    opened    has_evaluate
-    done      n, metrics, decode_s, work_s, encode_s, of evaluate also loss
+    opened    has_evaluate, n (examples of the device, or null)
+    done      n, metrics, warnings (lines), decode_s, work_s, encode_s, cpu_s, of evaluate also loss
                                                         parts: vector, raw, records, state
-    initial   arrays, is_list                           parts: vector, raw
+    initial   arrays, is_list, has_evaluate             parts: vector, raw
     failed    error (one line), trace (the last lines)
 """
 

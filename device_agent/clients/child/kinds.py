@@ -33,6 +33,11 @@ class Client(Protocol):
 
     has_evaluate: bool
 
+    @property
+    def n_examples(self) -> int | None:
+        """Training examples of the device, as far as the client knows them before `fit`."""
+        ...
+
     def fit(self, header: Header, parts: Parts) -> Answer:
         """Train; the header and the parts are those of the frames `fit` and `done`."""
         ...

@@ -33,9 +33,10 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ if "fairbed" not in sys.modules:  # run by its path: the modules beside it, with
     package.__path__ = [str(Path(__file__).resolve().parents[3])]
     sys.modules["fairbed"] = package
 
-from fairbed.device_agent.clients.child.frames import (  # noqa: E402
+from fairbed.device_agent.clients.child.frames import (
     Closed,
     FrameError,
     Header,
@@ -52,7 +53,7 @@ from fairbed.device_agent.clients.child.frames import (  # noqa: E402
     receive_frame,
     send_frame,
 )
-from fairbed.device_agent.clients.child.kinds import ClientError  # noqa: E402
+from fairbed.device_agent.clients.child.kinds import ClientError
 
 if TYPE_CHECKING:
     from fairbed.device_agent.clients.child.kinds import Answer, Client
@@ -126,6 +127,8 @@ def load(loading: Loading) -> tuple[Any, Any]:
     os.chdir(loading.folder)
     sys.path[:] = [loading.folder, *(x for x in sys.path if x not in ("", _HERE))]
     module = loading.path.partition(":")[0]
+    if loading.kind not in KINDS:
+        raise ClientError(f"client: its kind must be one of {', '.join(KINDS)}")
     try:
         name = f"fairbed.device_agent.clients.child.{KINDS[loading.kind]}"
         kind = importlib.import_module(name)
@@ -134,8 +137,6 @@ def load(loading: Loading) -> tuple[Any, Any]:
         raise
     except ModuleNotFoundError as exc:
         raise ClientError(_missing(exc, module, loading.folder)) from exc
-    except KeyError:
-        raise ClientError(f"client: unknown kind {loading.kind!r:.60}") from None
     except BaseException as exc:  # the code of the user may raise anything, such as SystemExit
         raise ClientError(f"client: the import of {module} must end, got {one_line(exc)}") from exc
 
@@ -194,7 +195,10 @@ def kill_tree(pid: int) -> None:
 def tree_cpu_s(pid: int) -> float:
     """Return the processor time of this process `pid`, its children and theirs, seconds."""
     total, ticks = 0.0, os.sysconf("SC_CLK_TCK")
-    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, ended = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
     total += own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
     for each in descendants(pid):
         if each != pid:
@@ -257,7 +261,8 @@ class _Fork:
             self._client = self._kind.open_client(
                 self._loaded, header, bytes(parts["state"]), self._report, self._stop.is_set
             )
-            return {"is": "opened", "has_evaluate": bool(self._client.has_evaluate)}, {}
+            n = getattr(self._client, "n_examples", None)
+            return {"is": "opened", "has_evaluate": self._client.has_evaluate, "n": n}, {}
         if do == "initial":
             answer, out = self._kind.initial(self._loaded, header)
             return {"is": "initial", **answer}, out
@@ -407,12 +412,8 @@ class Server:
 
     def _stop_bombs(self) -> None:
         for child in self._children.values():
-            count = 0
-            for _ in descendants(child.pid):
-                count += 1
-                if count > MAX_PROCESSES:
-                    kill_tree(child.pid)
-                    break
+            if sum(1 for _ in islice(descendants(child.pid), MAX_PROCESSES + 1)) > MAX_PROCESSES:
+                kill_tree(child.pid)
 
     def _accept(self) -> None:
         link, _ = self._listening.accept()
@@ -494,7 +495,7 @@ class Server:
 def _end_with_starter() -> None:
     """End this process at once when the starter ends, also in an import that does not return."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, 10, int(signal.SIGKILL))  # F_SETSIG
+    fcntl.fcntl(0, fcntl.F_SETSIG, int(signal.SIGKILL))
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
