@@ -22,6 +22,12 @@ ARRAYS = (
     ClientArray(name="b", dtype="float32", shape=(3,)),
     ClientArray(name="trees", dtype="bytes"),
 )
+LAYOUT = Layout(
+    tensors=(
+        Tensor(name="w", shape=(2, 3), offset=0),
+        Tensor(name="b", shape=(3,), offset=6),
+    )
+)
 VECTOR = np.zeros(9, np.float32)
 """`w`, then `b`."""
 
@@ -57,11 +63,7 @@ def client_artifact(path: str = "behaving:Client", **changed: Any) -> Artifact:
             **changed,
         }
     )
-    tensors = (
-        Tensor(name="w", shape=(2, 3), offset=0),
-        Tensor(name="b", shape=(3,), offset=6),
-    )
-    spec = structs.replace(softmax_artifact().spec, layout=Layout(tensors=tensors))
+    spec = structs.replace(softmax_artifact().spec, layout=LAYOUT)
     return Artifact(spec=spec, train=b"", evaluate=b"", client=source)
 
 
