@@ -60,6 +60,7 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.records.client_metrics import ClientMetrics
     from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
 
@@ -451,11 +452,19 @@ class Coordinator:
             loop_lag=self._loop_lag,
             side_traffic=side_traffic,
             raw_merger=self._setup.raw_merger,
+            client_metrics=self._client_metrics(),
             watchers=watchers,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,
             on_waiting=self._on_waiting,
         )
+
+    def _client_metrics(self) -> "ClientMetrics | None":
+        if self._setup.artifact.client is None:
+            return None
+        from fairbed.coordinator.records.client_metrics import ClientMetrics
+
+        return ClientMetrics(self._store.metric_names)
 
     def _restore(self, loop: TrainingLoop) -> int:
         """Restore the last checkpoint, if there is one; return the first round to run."""
