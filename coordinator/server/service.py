@@ -418,14 +418,17 @@ class Coordinator:
         predicted = self._setup.artifact.predicted
         receivers: list[Receiver] = []
         loss_queries = own_data_tests = personal_scores = None
-        if decisions.queries_losses or config.held_out is not None:
+        has_tests = config.held_out is not None
+        if self._setup.artifact.client is not None:
+            has_tests &= self._setup.client_evaluates
+        if decisions.queries_losses or has_tests:
             from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 
             query_executor = LossQueryExecutor(self._publisher, log, predicted)
             receivers.append(query_executor)
             if decisions.queries_losses:
                 loss_queries = LossQueries(decisions, registry, versions, query_executor, log)
-            if config.held_out is not None:
+            if has_tests:
                 from fairbed.coordinator.rounds.own_data import OwnDataTests
 
                 own_data_tests = OwnDataTests(

@@ -111,6 +111,7 @@ class PlannedTraining(Struct, frozen=True, kw_only=True):
     """The part of `[training]` that is shown."""
 
     rule: str = "sgd"
+    client: str | None = None
 
 
 class PlannedPrivacy(Struct, frozen=True, kw_only=True):
@@ -171,7 +172,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     @property
     def steps(self) -> str:
         """Local rule and steps of the aggregation, as in `scaffold:Scaffold, fedavg, adam`."""
-        local = "" if self.training.rule == "sgd" else self.training.rule
+        local = self.training.client or ("" if self.training.rule == "sgd" else self.training.rule)
         return ", ".join(filter(None, (local, self.aggregation.steps)))
 
     @property
