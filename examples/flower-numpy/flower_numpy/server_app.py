@@ -45,22 +45,15 @@ def main(grid: Grid, context: Context) -> None:
         "fraction_train": float(config["fraction-train"]),
         "fraction_evaluate": float(config["fraction-evaluate"]),
     }
-    make = {
-        "FedAvg": SortedFedAvg,
-        "FedAdam": strategy.FedAdam,
-        "FedProx": strategy.FedProx,
-        "Krum": strategy.Krum,
-        "QFedAvg": strategy.QFedAvg,
-    }[str(config["strategy"])]
-    if make is strategy.QFedAvg:
+    name = str(config["strategy"])
+    make = SortedFedAvg if name == "FedAvg" else getattr(strategy, name)
+    if name == "QFedAvg":
         common["client_learning_rate"] = float(config["learning-rate"])
         common["train_loss_key"] = "loss-before"
-    result = make(**common).start(
+    make(**common).start(
         grid,
         initial_arrays=ArrayRecord(task.initial_model()),
         num_rounds=int(config["num-server-rounds"]),
         train_config=ConfigRecord({"lr": float(config["learning-rate"])}),
         evaluate_fn=central_evaluation,
     )
-    last = result.evaluate_metrics_serverapp[int(config["num-server-rounds"])]
-    print(f"accuracy after the last round: {last['accuracy']:.3f}")

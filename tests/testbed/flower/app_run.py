@@ -154,7 +154,8 @@ class AppRun:
         ours, its = socket.socketpair()
         stack.enter_context(ours)
         ours.settimeout(LIMIT_S)
-        output = stack.enter_context(tempfile.TemporaryFile("w+"))
+        output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the stack closes it
+        stack.callback(output.close)
         self.process = subprocess.Popen(
             [self.python, "-u", str(SERVER), str(its.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
