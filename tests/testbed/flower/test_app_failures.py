@@ -146,7 +146,7 @@ def test_a_client_that_raises_is_an_error_for_the_strategy(
     failed.sort(key=lambda answer: str(answer["error"]))
     assert failed[0]["error"] == "ValueError: no labels"
     assert failed[0]["trace"][-2:] == ["ValueError: no", "labels"]
-    assert "returned the error 6: too few" in failed[1]["error"]
+    assert "returned the error 6: too few" in failed[-1]["error"]
     assert "Received error in reply from node" in run.output
     assert [each["metrics"]["number"] for each in run.of("aggregated")] == [1.0, 1.0]
 
