@@ -21,6 +21,7 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import SideTraffic
 from fairbed.coordinator.policy.config import CoordinatorConfig, mini_batch_problem
 from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.ports import Evaluator, RunWatcher, Score
 from fairbed.coordinator.records.rows import (
     ended_columns,
@@ -51,6 +52,7 @@ from fairbed.coordinator.script.round import (
     Merge,
     Observe,
     ObservedFleet,
+    Prepare,
     QueryLosses,
     Record,
     Release,
@@ -242,10 +244,17 @@ class _OpenRound:
 class TrainingLoop:
     """Runs the rounds of one run.
 
+    An application with a strategy of its own is a subclass. It answers `_wait_to_begin` (what the
+    next round waits for), `_prepare` and `_contents` (what a cohort is sent), `_new_merge` (what
+    becomes of the updates), `_evaluate`, `_is_over`, and `_begun` at the start.
+
     Args:
         services: The parts that the rounds use.
         attempt: How often the first round was attempted before: 0 unless the run is resumed.
     """
+
+    prepares = False
+    """The rounds have the step `Prepare`."""
 
     def __init__(self, services: RunServices, attempt: int) -> None:
         self._decisions = services.decisions
@@ -257,9 +266,12 @@ class TrainingLoop:
         self._services = services
         self._attempt = attempt
         self._script = RoundScript(
-            self._decisions, self._open_first, explains=self._config.operator.reasons
+            self._decisions,
+            self._open_first,
+            explains=self._config.operator.reasons,
+            prepares=self.prepares,
         )
-        self._next_merge = RoundMerge(None, self._registry)
+        self._next_merge = self._new_merge()
         """The merge of the next round, whose table accepts events already."""
         self._frozen: set[str] = set()
         """Devices whose virtual queue was frozen after the last round."""
@@ -311,7 +323,7 @@ class TrainingLoop:
         return self._open_round
 
     async def run(self, first_round: int) -> None:
-        """Run the rounds from `first_round` on until `config.rounds` were not empty.
+        """Run the rounds from `first_round` on until the run is over.
 
         Raises:
             FleetMissingError: Too few devices joined in time.
@@ -331,10 +343,13 @@ class TrainingLoop:
         await self._versions.publish(self._versions.vector, rng)
         if self._event_log.store.evaluated_round() < first_round - 1:  # killed before it was done
             await self._evaluate_again(first_round - 1)
+        await self._begun(first_round)
         round_id = first_round
-        while round_id <= self._script.end_of_run:
+        while not self._is_over(round_id):
             self._first_round = round_id
             await self._wait_to_begin(round_id)
+            if self._is_over(round_id):
+                break
             self._open_round, waits.next_round = round_id, round_id + 1
             await self.run_round(round_id)
             self._open_round, self._attempt = None, 0
@@ -343,6 +358,13 @@ class TrainingLoop:
             round_id += 1
         if all(device.aggregated_round is None for device in self._registry):
             raise NothingAggregatedError(self._config.rounds)
+
+    def _is_over(self, next_round: int) -> bool:
+        """Return whether no further round begins: `config.rounds` were not empty."""
+        return next_round > self._script.end_of_run
+
+    async def _begun(self, first_round: int) -> None:
+        """The fleet is there and the first version is published; rounds follow."""
 
     async def run_round(self, round_id: int) -> None:
         """Run one round, as its script demands."""
@@ -383,6 +405,8 @@ class TrainingLoop:
     async def _wait_for(self, current: _OpenRound, step: Step[Any]) -> Any:
         """Let happen what takes time; return the answer."""
         match step:
+            case Prepare(selection=selection):
+                await self._prepare(self._table, selection)
             case Collect():
                 await self._executor.wait_over(self._table)
             case AwaitChange():
@@ -567,7 +591,7 @@ class TrainingLoop:
         table, query, is_first = self._table, step.query, not step.selections_before
         has_reported = set[str]() if query is None else query.answered()
         trains = self._services.assignments.assign(
-            table, step.selection, current.observed_at, has_reported
+            table, step.selection, current.observed_at, has_reported, self._contents(table)
         )
         if is_first:
             self._begin_merge(table.id, current.merge)  # After the selection: it counts devices.
@@ -581,6 +605,17 @@ class TrainingLoop:
             self._event_log.event(kind, " ".join(trains), round_id=table.id)
         if trains or (is_first and table.is_buffered):
             self._send(table, trains)
+
+    async def _prepare(self, table: Round, selection: Selection) -> None:
+        """Make what a cohort is sent; called with `prepares` alone."""
+
+    def _contents(self, table: Round) -> Mapping[str, Mapping[str, Any]]:
+        """Return fields of `Train` that replace those of the configuration, by device."""
+        return {}
+
+    def _new_merge(self) -> RoundMerge:
+        """Return what receives the updates of one round."""
+        return RoundMerge(None, self._registry)
 
     def _release(self, exchanges: Sequence[Exchange]) -> None:
         """Let devices be selected again in this round."""
@@ -643,7 +678,7 @@ class TrainingLoop:
         current.lag_p99_s = self._services.loop_lag.p99_s()
         if not step.closed.is_empty:
             self._empty_reports = None
-        self._next_merge = RoundMerge(None, self._registry)
+        self._next_merge = self._new_merge()
         self._executor.open(step.successor, self._next_merge)
         current.assignments = self._services.assignments.close(step.closed.ended)
 

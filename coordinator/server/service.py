@@ -102,6 +102,8 @@ class TrainingSetup:
     """The emulated ones, for reports only; the others are physical."""
     fitting: Fitting | None = None
     """Fits training into the memory of devices; None: it needs little."""
+    loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
+    """Makes the driver of the rounds: that of an application, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +306,7 @@ class Coordinator:
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )
         services = self._build_services(fleet, executor, side_traffic)
-        loop = TrainingLoop(services, self._setup.attempt)
+        loop = self._setup.loop(services, self._setup.attempt)
         commands = OperatorCommands(
             loop,
             registry,
