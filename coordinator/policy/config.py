@@ -833,6 +833,10 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
         return is_last or (self.every > 0 and round_id % self.every == 0)
 
 
+LEAST_RAW_BYTES, RAW_GROWTH = 16 << 20, 4
+"""Raw bytes that an update may always have, and the factor on those of the model."""
+
+
 class LimitsConfig(Section, frozen=True, kw_only=True):
     """`[limits]`: what a device may plausibly report; a report beyond it is refused.
 
@@ -854,6 +858,13 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     time_ratio: Annotated[float, Meta(ge=1.0, le=1e6)] = 1.5
     """Largest sum of the reported phases, in multiples of the time that the coordinator measured,
     after the first 2 s."""
+    raw_bytes: PositiveInt | None = None
+    """Most bytes of integers, booleans and bytes of a client in an update; not set: 4 times those
+    of the model that was sent, and at least 16 MiB. `check = "off"` does not lift it."""
+
+    def most_raw_bytes(self, sent: int) -> int:
+        """Return the most raw bytes of an update of a model that was sent with `sent` of them."""
+        return self.raw_bytes or max(LEAST_RAW_BYTES, RAW_GROWTH * sent)
 
 
 ALERTS_OFF = "none: operator.alerts is false, so no condition of this run was examined"

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from fairbed.coordinator.rounds.loss_query import LossQueries
     from fairbed.coordinator.rounds.own_data import OwnDataTests
     from fairbed.coordinator.rounds.personal_scores import PersonalScores
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
 
 
 class FleetMissingError(Exception):
@@ -214,6 +215,8 @@ class RunServices:
     event_log: EventLog
     loop_lag: LagMeter
     side_traffic: SideTraffic
+    raw_merger: "RawMerger | None"
+    """None: versions and updates have no raw part."""
     watchers: Sequence[RunWatcher]
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
@@ -692,7 +695,10 @@ class TrainingLoop:
                 text = note.about(self._registry.names())
                 self._event_log.event(note.kind, text, level="warning", round_id=table.id)
             await self._versions.publish(
-                merge.vector, self._decisions.encoding_stream(table.id), pulled
+                merge.vector,
+                self._decisions.encoding_stream(table.id),
+                pulled,
+                current.merge.raw,
             )
         else:
             await self._versions.retire_all_but(pulled)
@@ -772,9 +778,9 @@ class TrainingLoop:
         for record in (*fleet_rows(selection), *(() if queries is None else queries.rows)):
             log.add(record)
         self._record_releases(ended)
-        model = self._versions.vector
+        model, raw = self._versions.vector, self._versions.raw
         await anyio.to_thread.run_sync(
-            log.store.close_round, row, selections, exchanges, self.checkpoint(), model
+            log.store.close_round, row, selections, exchanges, self.checkpoint(), model, raw
         )
         for watcher in self._services.watchers:
             watcher.close_round(table.id, exchanges, closed.rounds_empty)
@@ -831,7 +837,7 @@ class TrainingLoop:
 
     def _open_first(self) -> Round:
         """Open the table of the first round of this process."""
-        slots = upload_slots(self._services.agreement.memory_bytes)
+        slots = upload_slots(self._services.agreement.memory_bytes + len(self._versions.raw))
         table = first_table(self._config, self._first_round, self._attempt, slots)
         self._executor.open(table, self._next_merge)
         return table
@@ -846,7 +852,10 @@ class TrainingLoop:
             lambda: UpdateStore(self._event_log.store.folder, agreement.up_layout.n_values),
             layout.local,
         )
-        merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule)
+        raw, merger = None, self._services.raw_merger
+        if merger is not None:
+            raw = merger.begin(self._versions.raw, self._event_log.store.folder)
+        merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule, raw)
 
     def _report_mini_batches(self, round_id: int, n_k: Ints) -> None:
         """Write an event if more devices than before have too many examples for one mini-batch.

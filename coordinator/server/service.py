@@ -60,6 +60,7 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
 
 GOODBYE_S = 1.0
@@ -93,6 +94,10 @@ class TrainingSetup:
     artifact: Artifact
     vector: Vector
     """The initial model, shape (n_values,); a checkpoint in the store replaces it."""
+    raw: bytes = b""
+    """Its raw part, which only a client reads; a checkpoint replaces it, too."""
+    raw_merger: "RawMerger | None" = None
+    """Merges raw parts; None: versions and updates have none."""
     decisions: Decisions
     attempt: int = 0
     """How often the first round was attempted before: 0 unless the run is resumed."""
@@ -301,7 +306,9 @@ class Coordinator:
         _, returned = self._setup.decisions.vector_counts
         layout = self._setup.artifact.spec.layout.with_vectors(returned)
         predicted = self._setup.artifact.spec.predicted
-        uploads = Uploads(layout, log.now, self._config.limits, predicted.y_shape)
+        merger = self._setup.raw_merger
+        check_raw = None if merger is None else merger.fault
+        uploads = Uploads(layout, log.now, self._config.limits, predicted.y_shape, check_raw)
         executor = RoundExecutor(
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )
@@ -383,6 +390,7 @@ class Coordinator:
             self._public,
             registry,
             log,
+            raw=self._setup.raw if checkpoint is None else checkpoint.raw,
             with_vectors=lambda model: decisions.with_vectors(model, layout.n_params),
             max_chunk_bytes=self._max_chunk_bytes,
         )
@@ -441,6 +449,7 @@ class Coordinator:
             event_log=log,
             loop_lag=self._loop_lag,
             side_traffic=side_traffic,
+            raw_merger=self._setup.raw_merger,
             watchers=watchers,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,

@@ -953,6 +953,21 @@ class RunReader:
         Raises:
             StoreError: The file is missing or damaged.
         """
+        found = self._newest_model()
+        return None if found is None else (found[0], found[1][0])
+
+    def final_raw(self) -> bytes:
+        """Return the raw part of the newest stored model, which only a client reads.
+
+        No bytes without one. `wire.records` decodes it.
+
+        Raises:
+            StoreError: The file is missing or damaged.
+        """
+        found = self._newest_model()
+        return b"" if found is None else found[1][1]
+
+    def _newest_model(self) -> tuple[int, tuple[Vector, bytes]] | None:
         newest = "ORDER BY round DESC LIMIT 1"
         rows = self.columns(CheckpointRow, ("round", "model_file", "model_sha256"), newest)
         return (rows[0][0], load_model(self.folder, *rows[0][1:])) if rows else None

@@ -12,16 +12,16 @@ To the client of a device (what `do` is):
               arrays ([name, dtype, shape] each)                  parts: state
     fit       round, seed, deadline_s, hyperparameters            parts: vector, raw, config
     evaluate  round, seed, deadline_s, split                      parts: vector, raw, config
-    initial
+    initial   options, seed: without `open` before it
     stop      is not answered: the work in progress should end
 
 From it, any number of `progress`, then one of the others (what `is` is):
 
     progress  share (0 to 1)
-    opened    has_evaluate
-    done      n, metrics, decode_s, work_s, encode_s, of evaluate also loss
+    opened    has_evaluate, n (examples of the device, or null)
+    done      n, metrics, warnings (lines), decode_s, work_s, encode_s, cpu_s, of evaluate also loss
                                                         parts: vector, raw, records, state
-    initial   arrays, is_list                           parts: vector, raw
+    initial   arrays, is_list, has_evaluate             parts: vector, raw
     failed    error (one line), trace (the last lines)
 """
 
@@ -53,12 +53,16 @@ def send_frame(link: socket.socket, header: Mapping[str, Any], parts: Mapping[st
     Raises:
         OSError: The other side is gone.
     """
+    for part in encode_frame(header, parts):
+        link.sendall(part)
+
+
+def encode_frame(header: Mapping[str, Any], parts: Mapping[str, Buffer]) -> list[Buffer]:
+    """Return the buffers of one frame, without a copy of its parts."""
     sizes = [[name, memoryview(part).nbytes] for name, part in parts.items()]
     text = json.dumps({**header, "parts": sizes}, separators=(",", ":")).encode()
-    link.sendall(struct.pack("<I", len(text)) + text)
-    for part in parts.values():
-        if memoryview(part).nbytes:
-            link.sendall(part)
+    filled = [part for part in parts.values() if memoryview(part).nbytes]
+    return [struct.pack("<I", len(text)) + text, *filled]
 
 
 def receive_frame(link: socket.socket, most: int) -> tuple[Header, Parts]:
@@ -82,26 +86,34 @@ def receive_frame(link: socket.socket, most: int) -> tuple[Header, Parts]:
         raise FrameError(f"header: must be JSON, got {exc}") from exc
     if not isinstance(header, dict):
         raise FrameError("header: must be an object")
-    return header, _parts(link, header.pop("parts", []), most)
+    sizes = header.pop("parts", [])
+    total = size_of(sizes, most)
+    return header, parts_of(sizes, memoryview(_exactly(link, total)))
 
 
-def _parts(link: socket.socket, sizes: Any, most: int) -> Parts:
+def size_of(sizes: Any, most: int) -> int:
+    """Return the bytes of a payload by the field `parts` of its header.
+
+    Raises:
+        FrameError: The field is malformed, or names too many bytes.
+    """
     if not isinstance(sizes, list) or len(sizes) > MAX_PARTS:
         raise FrameError(f"parts: must be a list of at most {MAX_PARTS}")
-    checked: list[tuple[str, int]] = []
+    total = 0
     for entry in sizes:
         is_entry = isinstance(entry, list) and len(entry) == 2
         if not is_entry or not isinstance(entry[0], str) or type(entry[1]) is not int:
             raise FrameError("parts: each must have a name and a size")
-        if not 0 <= entry[1] <= most:
-            raise FrameError(f"part {entry[0]:.40}: must have at most {most} bytes, got {entry[1]}")
-        checked.append((entry[0], entry[1]))
-    total = sum(size for _, size in checked)
-    if total > most:
-        raise FrameError(f"payload: must have at most {most} bytes, got {total}")
-    payload, at = memoryview(_exactly(link, total)), 0
-    parts: Parts = {}
-    for name, size in checked:
+        total += entry[1]
+        if entry[1] < 0 or total > most:
+            raise FrameError(f"payload: must have at most {most} bytes, got {entry[1]} more")
+    return total
+
+
+def parts_of(sizes: list[Any], payload: memoryview) -> Parts:
+    """Return the parts of a payload by name, after `size_of`."""
+    parts, at = dict[str, memoryview](), 0
+    for name, size in sizes:
         parts[name] = payload[at : at + size]
         at += size
     return parts
