@@ -5,7 +5,7 @@ of its steps does in a live run is in `TrainingLoop`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,7 +71,7 @@ from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.wire.messages import Train
 
 if TYPE_CHECKING:
-    from fairbed.coordinator.rounds.loss_query import LossQueries
+    from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
     from fairbed.coordinator.rounds.own_data import OwnDataTests
     from fairbed.coordinator.rounds.personal_scores import PersonalScores
     from fairbed.coordinator.rounds.raw_updates import RawMerger
@@ -209,6 +209,8 @@ class RunServices:
     """None: no device has a personal model."""
     own_data_tests: "OwnDataTests | None"
     """None: devices with own data hold out nothing."""
+    query_executor: "LossQueryExecutor | None"
+    """What sends the requests of both; None: there are none."""
     receivers: Sequence[Receiver]
     """Of these, the ones that wait for messages of devices."""
     executor: RoundExecutor
@@ -225,7 +227,7 @@ class RunServices:
 
 
 @dataclass(slots=True)
-class _OpenRound:
+class OpenRound:
     """What the driver keeps of a round from one step to another."""
 
     merge: RoundMerge
@@ -248,8 +250,9 @@ class TrainingLoop:
     """Runs the rounds of one run.
 
     An application with a strategy of its own is a subclass. It answers `_wait_to_begin` (what the
-    next round waits for), `_prepare` and `_contents` (what a cohort is sent), `_new_merge` (what
-    becomes of the updates), `_evaluate`, `_is_over`, and `_begun` at the start.
+    next round waits for), `_prepare` and `_contents` (what a cohort is sent), `_new_merge` and
+    `_next_version` (what becomes of the updates), `_evaluate`, `_is_over`, and `_begun` at the
+    start.
 
     Args:
         services: The parts that the rounds use.
@@ -371,7 +374,7 @@ class TrainingLoop:
 
     async def run_round(self, round_id: int) -> None:
         """Run one round, as its script demands."""
-        current, script, answer = _OpenRound(self._next_merge), self._script.round(), None
+        current, script, answer = OpenRound(self._next_merge), self._script.round(), None
         while True:
             try:
                 step = script.send(answer)
@@ -387,7 +390,7 @@ class TrainingLoop:
         progress = RoundProgress(current.row, cohort, current.metric, closed.is_repeated)
         self._services.on_progress(progress)
 
-    def _at_once(self, current: _OpenRound, step: Instant[Any]) -> Any:
+    def _at_once(self, current: OpenRound, step: Instant[Any]) -> Any:
         """Let happen what takes no time; return the answer.
 
         A plain function, which cannot wait: no event is lost between two tables.
@@ -405,7 +408,7 @@ class TrainingLoop:
                 self._close(current, step)
         return None
 
-    async def _wait_for(self, current: _OpenRound, step: Step[Any]) -> Any:
+    async def _wait_for(self, current: OpenRound, step: Step[Any]) -> Any:
         """Let happen what takes time; return the answer."""
         match step:
             case Prepare(selection=selection):
@@ -578,7 +581,7 @@ class TrainingLoop:
             await queries.run(step.demand, query)
         await self._fleet.wait_settled()  # The link may have been down during the query.
 
-    def _observe(self, current: _OpenRound) -> ObservedFleet:
+    def _observe(self, current: OpenRound) -> ObservedFleet:
         """Return the fleet at this instant."""
         registry, now = self._registry, self._event_log.now()
         current.observed_at = now
@@ -589,7 +592,7 @@ class TrainingLoop:
             absences=lambda is_available: registry.absences(is_available, now),
         )
 
-    def _dispatch(self, current: _OpenRound, step: Dispatch) -> None:
+    def _dispatch(self, current: OpenRound, step: Dispatch) -> None:
         """Send a cohort its `Train` messages."""
         table, query, is_first = self._table, step.query, not step.selections_before
         has_reported = set[str]() if query is None else query.answered()
@@ -675,7 +678,7 @@ class TrainingLoop:
             log.event("waiting", line, round_id=round_id)
             self._services.on_waiting(line)
 
-    def _close(self, current: _OpenRound, step: Close) -> None:
+    def _close(self, current: OpenRound, step: Close) -> None:
         """Open the next table: each event belongs to one of the two."""
         current.collected = self._event_log.now()
         current.lag_p99_s = self._services.loop_lag.p99_s()
@@ -685,23 +688,10 @@ class TrainingLoop:
         self._executor.open(step.successor, self._next_merge)
         current.assignments = self._services.assignments.close(step.closed.ended)
 
-    async def _merge(self, current: _OpenRound, closed: ClosedRound) -> Shown:
+    async def _merge(self, current: OpenRound, closed: ClosedRound) -> Shown:
         """Finish the merge and publish the next version."""
         table = closed.table
-        pulled = pulled_blobs(current.assignments, table)
-        if closed.merged:
-            merge = await current.merge.finish()
-            for note in merge.notes:
-                text = note.about(self._registry.names())
-                self._event_log.event(note.kind, text, level="warning", round_id=table.id)
-            await self._versions.publish(
-                merge.vector,
-                self._decisions.encoding_stream(table.id),
-                pulled,
-                current.merge.raw,
-            )
-        else:
-            await self._versions.retire_all_but(pulled)
+        await self._next_version(current, closed, pulled_blobs(current.assignments, table))
         if table.exchanges and not closed.merged:
             self._event_log.event(
                 "void",
@@ -717,7 +707,29 @@ class TrainingLoop:
         )
         return Shown(ended, closed_at, self._registry.left())
 
-    async def _record(self, current: _OpenRound, step: Record) -> None:
+    async def _next_version(
+        self, current: OpenRound, closed: ClosedRound, pulled: Collection[bytes]
+    ) -> None:
+        """Finish the merge and publish the next version, if an update arrived.
+
+        Args:
+            current: The round.
+            closed: The same, after its end.
+            pulled: Ids of blobs that devices may still be downloading.
+        """
+        table = closed.table
+        if not closed.merged:
+            await self._versions.retire_all_but(pulled)
+            return
+        merge = await current.merge.finish()
+        for note in merge.notes:
+            text = note.about(self._registry.names())
+            self._event_log.event(note.kind, text, level="warning", round_id=table.id)
+        await self._versions.publish(
+            merge.vector, self._decisions.encoding_stream(table.id), pulled, current.merge.raw
+        )
+
+    async def _record(self, current: OpenRound, step: Record) -> None:
         """Write the rows and the checkpoint of a round in one transaction."""
         closed, shown, why, log = step.closed, step.shown, step.why, self._event_log
         table, selection, ended = closed.table, closed.selection, closed.ended
@@ -815,13 +827,24 @@ class TrainingLoop:
                 for name, score in of_shards.items()
                 if (device := self._registry.get(name)) is None or not device.has_own_data
             }
+        return self._record_scores(round_id, scores, started, test_set)
+
+    def _record_scores(
+        self,
+        round_id: int,
+        scores: Mapping[str, Score],
+        started: float,
+        test_set: Score | None = None,
+    ) -> MetricRow | None:
+        """Write the rows of an evaluation that was `started` then; None without a score."""
+        log = self._event_log
         took_s = log.now() - started
         devices, metric = metric_rows(round_id, scores, log.at_s(), took_s, test_set)
         for row in devices:
             log.add(row)
         if metric is not None:
             log.add(metric)
-            for watcher in services.watchers:
+            for watcher in self._services.watchers:
                 watcher.evaluate(metric)
         return metric
 

@@ -415,7 +415,7 @@ class Coordinator:
             log.event("alerts", ALERTS_OFF, level="warning")
         predicted = self._setup.artifact.spec.predicted
         receivers: list[Receiver] = []
-        loss_queries = own_data_tests = personal_scores = None
+        query_executor = loss_queries = own_data_tests = personal_scores = None
         if decisions.queries_losses or config.held_out is not None:
             from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 
@@ -445,6 +445,7 @@ class Coordinator:
             loss_queries=loss_queries,
             personal_scores=personal_scores,
             own_data_tests=own_data_tests,
+            query_executor=query_executor,
             executor=executor,
             event_log=log,
             loop_lag=self._loop_lag,

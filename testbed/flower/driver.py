@@ -25,16 +25,16 @@ import anyio.to_thread
 import msgspec
 
 from fairbed.coordinator.algorithms.aggregation.base import Merge as MergeResult
-from fairbed.coordinator.algorithms.aggregation.base import Report
+from fairbed.coordinator.algorithms.aggregation.base import Report, Stack
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.algorithms.selection.application import ApplicationCohort
 from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.rounds.loop import (
     NothingAggregatedError,
+    OpenRound,
     RunServices,
     TrainingLoop,
-    _OpenRound,
 )
 from fairbed.coordinator.rounds.merging import NO_RAW, RoundMerge
 from fairbed.coordinator.rounds.own_data import score_of
@@ -103,6 +103,9 @@ class _StrategyMerges:
     """The accumulator of a round that the app merges: updates have no vector."""
 
     def add(self, report: Report) -> None:
+        """Do nothing."""
+
+    def add_all(self, stack: Stack) -> None:
         """Do nothing."""
 
     def finish(self) -> MergeResult:
@@ -372,9 +375,7 @@ class AppLoop(TrainingLoop):
             raw = group.payloads[number]
             is_version = raw == self._versions.raw
             found[number] = (
-                self._versions.manifest
-                if is_version
-                else await self._versions.publish_beside(raw)
+                self._versions.manifest if is_version else await self._versions.publish_beside(raw)
             )
         return found
 
@@ -388,9 +389,7 @@ class AppLoop(TrainingLoop):
         if not self._merges_itself:
             super()._begin_merge(round_id, merge)
             return
-        merge.begin(
-            _StrategyMerges(), self._versions.vector, 0, self._decisions.staleness_rule
-        )
+        merge.begin(_StrategyMerges(), self._versions.vector, 0, self._decisions.staleness_rule)
 
     async def reply(self, exchange: Exchange, model: Vector, raw: memoryview) -> None:
         """Send the app the records of an update, before its memory is used again."""
@@ -402,7 +401,7 @@ class AppLoop(TrainingLoop):
             del self._sent[exchange.device, exchange.round]
 
     async def _next_version(
-        self, current: _OpenRound, closed: ClosedRound, pulled: Collection[bytes]
+        self, current: OpenRound, closed: ClosedRound, pulled: Collection[bytes]
     ) -> None:
         """Send errors for updates that did not come; the result of the app is the next version."""
         table = closed.table

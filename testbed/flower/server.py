@@ -6,11 +6,13 @@ may have open is bounded, and no wait outlasts the process or its limit.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,7 @@ from fairbed.device_agent.clients.child.frames import (
 )
 from fairbed.testbed.errors import RunError
 from fairbed.wire.messages import MAX_RECORDS_BYTES, MAX_VECTOR_BYTES
-from fairbed.wire.printable import one_line
+from fairbed.wire.printable import Printable, one_line
 
 PROGRAM = Path(__file__).with_name("child") / "server_process.py"
 
@@ -50,6 +52,7 @@ MAX_LOG_BYTES = 16 << 20
 
 STOP_S = 2.0
 """Time between the request to end and the end of the process."""
+POLL_S = 0.02
 
 T = TypeVar("T")
 
@@ -84,6 +87,8 @@ class Push(Struct, kw_only=True):
     configs: Annotated[
         list[Annotated[int, Meta(ge=0, le=MAX_RECORDS_BYTES)]], Meta(max_length=MAX_MESSAGES)
     ] = []
+    kept: list[Number] = []
+    """Payloads that a later push may name without sending them."""
 
     @property
     def kind(self) -> str:
@@ -183,10 +188,10 @@ class _Output:
         self._thread = threading.Thread(target=self._copy, name="output of the app", daemon=True)
         self._thread.start()
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[Printable]:
         """Return the last lines, after all that the ended process has written."""
-        self._thread.join(STOP_S)
-        return [one_line(line[:MAX_LINE]) for line in self._lines if line.strip()]
+        self._thread.join(0.2)  # another process may have its output, too
+        return [one_line(line, MAX_LINE) for line in self._lines if line.strip()]
 
     def _copy(self) -> None:
         left, partial = MAX_LOG_BYTES, b""
@@ -218,13 +223,17 @@ class ServerApp:
         self._sending = threading.Lock()
         self._changed = anyio.Event()
         self._payloads: dict[int, bytes] = {}
+        self.trace: list[Printable] = []
+        """The last lines of the traceback of an app that has failed."""
         self.failure: AppError | None = None
         """Why the app has ended before it was done."""
         self.wishes = Wishes()
 
     # To the app.
 
-    def send_now(self, header: Mapping[str, Any], parts: Mapping[str, Buffer] | None = None) -> None:
+    def send_now(
+        self, header: Mapping[str, Any], parts: Mapping[str, Buffer] | None = None
+    ) -> None:
         """Send a frame; called in a worker thread. The process may be gone: `wait` raises."""
         with self._sending, suppress(OSError):
             send_frame(self._link, header, parts or {})
@@ -294,23 +303,21 @@ class ServerApp:
         self._changed = anyio.Event()
 
     async def _how_it_ended(self) -> AppError:
-        with anyio.move_on_after(STOP_S):
-            await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
-        status = self._process.poll()
+        status = await _exit_status(self._process, STOP_S)
         how = "closed its connection" if status is None else f"ended with exit status {status}"
         if status is not None and status < 0:
             how = f"was killed by signal {-status}"
         return AppError(f"app: its process {how}{self._said()}")
 
     def _said(self) -> str:
-        lines = [] if self._process.poll() is None else self._output.lines()
+        lines = self._output.lines()
         return f"; it printed last: {' | '.join(lines[-3:])}" if lines else ""
 
     def _note(self, header: Header, parts: Parts) -> None:
         wishes, kind = self.wishes, header.pop("is", "")
         match kind:
             case "loaded":
-                wishes.version = one_line(str(header.get("flwr", ""))[:40])
+                wishes.version = one_line(str(header.get("flwr", "")), 40)
             case "strategy":
                 wishes.strategy = msgspec.convert(header, Strategy)
                 wishes.initial = bytes(parts.get("arrays", b""))
@@ -332,13 +339,13 @@ class ServerApp:
                 wishes.waits = msgspec.convert(header, Waits)
             case "resumed":
                 wishes.resumed_from = int(header.get("first_round", 1))
-                wishes.lost = one_line(str(header.get("lost", ""))[:MAX_LINE])
+                wishes.lost = one_line(str(header.get("lost", "")), MAX_LINE)
             case "done":
                 wishes.is_done, wishes.last = True, bytes(parts.get("arrays", b""))
             case "failed":
-                lines = [one_line(str(line)[:MAX_LINE]) for line in header.get("trace", [])]
-                self._trace = lines[-LAST_LINES:]
-                raise AppError(f"app: {one_line(str(header.get('error', ''))[:MAX_LINE])}")
+                lines = [one_line(str(line), MAX_LINE) for line in header.get("trace", [])]
+                self.trace = lines[-LAST_LINES:]
+                raise AppError(f"app: {one_line(str(header.get('error', '')), MAX_LINE)}")
             case other:
                 raise AppError(f"app: its process sent an unknown frame {other!r:.60}")
 
@@ -352,8 +359,10 @@ class ServerApp:
             message.config >= len(configs) for message in push.messages
         ):
             raise AppError("app: its process pushed a message whose content it has not sent")
-        self._payloads = {k: x for k, x in self._payloads.items() if k in used}
-        wishes.groups.append(Group(push, configs, dict(self._payloads)))
+        payloads = {number: self._payloads[number] for number in used}
+        kept = used.union(push.kept)
+        self._payloads = {k: x for k, x in self._payloads.items() if k in kept}
+        wishes.groups.append(Group(push, configs, payloads))
         pending = {id(x): len(x) for group in wishes.groups for x in group.payloads.values()}
         if len(wishes.groups) > MAX_GROUPS or sum(pending.values()) > MAX_PENDING_BYTES:
             raise AppError(
@@ -361,20 +370,13 @@ class ServerApp:
                 f"may wait for their round, got more; wait for replies before pushing others"
             )
 
-    @property
-    def trace(self) -> Sequence[str]:
-        """Return the last lines of the traceback of a failed app."""
-        return self._trace
-
-    _trace: list[str] = []
-
 
 def _with_floats(header: Header) -> Header:
     """Return a frame whose metrics are numbers; all others are left out."""
     found = header.get("metrics")
     metrics = found if isinstance(found, dict) else {}
     numbers = {
-        one_line(str(name))[:64]: float(value)
+        one_line(str(name), 64): float(value)
         for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
@@ -405,7 +407,7 @@ async def server_app(python: str, folder: Path, log: Path) -> AsyncIterator[Serv
     environment |= {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     try:
         # Not in a worker thread: the process ends with the thread that has started it.
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220 - for that reason
             [python, str(PROGRAM), str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=sink,
@@ -423,22 +425,44 @@ async def server_app(python: str, folder: Path, log: Path) -> AsyncIterator[Serv
         os.close(sink)
     app = ServerApp(process, ours, output)
     try:
-        yield app
+        async with anyio.create_task_group() as group:
+            group.start_soon(app.receive, name="app.receive")
+            yield app
+            group.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
             await _end(process, app, ours)
 
 
+async def _exit_status(process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
+    """Return the exit status of a process that ends within a limit; negative is a signal.
+
+    The process is not reaped, so that its group keeps its number.
+    """
+    ends = time.monotonic() + limit_s
+    while True:
+        found = _ended(process.pid)
+        if found is not None:
+            is_exit = found.si_code == os.CLD_EXITED
+            return found.si_status if is_exit else -found.si_status
+        if time.monotonic() >= ends:
+            return None
+        await anyio.sleep(POLL_S)
+
+
+def _ended(pid: int) -> "os.waitid_result | None":
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+
+
 async def _end(process: "subprocess.Popen[bytes]", app: ServerApp, link: socket.socket) -> None:
     """End the process and all that it has started."""
-    if process.poll() is None and not app.wishes.is_done:
+    if not app.wishes.is_done:
         with anyio.move_on_after(STOP_S):
             await app.send({"do": "stop"})
-    with anyio.move_on_after(STOP_S):
-        await anyio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+    await _exit_status(process, STOP_S)
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, 9)
+        os.killpg(process.pid, signal.SIGKILL)
     with suppress(OSError):
         link.shutdown(socket.SHUT_RDWR)
     link.close()
-    await anyio.to_thread.run_sync(process.wait)
+    process.wait()
