@@ -1,0 +1,1 @@
+"""Flower apps as they are: the ServerApp drives the rounds, devices run the ClientApp."""

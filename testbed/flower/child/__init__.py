@@ -1,0 +1,1 @@
+"""Code that runs in the interpreter of a Flower app, beside its ServerApp."""
