@@ -16,13 +16,13 @@ second one for it waits for the next round.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from math import inf
 from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 import msgspec
+import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Merge as MergeResult
 from fairbed.coordinator.algorithms.aggregation.base import Report, Stack
@@ -44,8 +44,12 @@ from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.tables import MetricRow
+from fairbed.device_agent.clients.child.flower import node_id
+from fairbed.device_agent.clients.child.kinds import ClientError
+from fairbed.testbed.flower.raw import AppArrays
 from fairbed.testbed.flower.server import AppError, AppMessage, Group, Push, ServerApp
-from fairbed.wire.messages import Coding, EvaluateRequest, Manifest
+from fairbed.wire.messages import EvaluateRequest, Manifest
+from fairbed.wire.records import RecordsError, decode_records
 
 NODES_S: Final = 1.0
 """Longest time between two looks for the devices that the app may use."""
@@ -75,19 +79,14 @@ UNBOUNDED: Final = 1 << 30
 """Rounds of an app: it ends by itself."""
 
 
-def node_id(name: str) -> int:
-    """Return the id of a device as a node, the same in every run: 62 bits of a hash, above 1."""
-    return (int.from_bytes(sha256(f"fairbed:{name}".encode()).digest()[:8], "big") >> 2) + 2
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSettings:
     """What the driver must know of `[flower]`."""
 
     timeout_s: float
     """Longest time between two actions of the app, seconds."""
-    first_arrays: bytes = b""
-    """Records with the arrays of the version before the first round of this process."""
+    arrays: AppArrays | None = None
+    """Arrays of which a rule of ours merges the floats; None: the app merges."""
 
 
 @dataclass(slots=True)
@@ -212,7 +211,7 @@ class AppLoop(TrainingLoop):
 
     @property
     def _merges_itself(self) -> bool:
-        return not self._versions.vector.size
+        return self._settings.arrays is None
 
     # Between rounds.
 
@@ -361,15 +360,20 @@ class AppLoop(TrainingLoop):
             )
         return group
 
-    async def _publish(
-        self, group: Group, messages: "Collection[AppMessage]"
-    ) -> dict[int, Manifest]:
-        """Publish each different payload of a group once; return the manifests by number."""
+    async def _publish(self, group: Group, messages: Collection[AppMessage]) -> dict[int, Manifest]:
+        """Publish each different payload of a group once; return where devices find it.
+
+        Raises:
+            AppError: A rule of ours merges, and a payload is not the version that it made.
+        """
         used = sorted({message.payload for message in messages})
-        if self._merges_itself and len(used) == 1:
+        if self._settings.arrays is not None:
+            for number in used:
+                self._check_version(self._settings.arrays, group.payloads[number])
+            return {number: self._versions.manifest for number in used}
+        if len(used) == 1 and group.payloads[used[0]] != self._versions.raw:
             raw = group.payloads[used[0]]
-            if raw != self._versions.raw:
-                await self._versions.publish(self._versions.vector, None, raw=raw)
+            await self._versions.publish(self._versions.vector, None, raw=raw)
         found: dict[int, Manifest] = {}
         for number in used:
             raw = group.payloads[number]
@@ -378,6 +382,17 @@ class AppLoop(TrainingLoop):
                 self._versions.manifest if is_version else await self._versions.publish_beside(raw)
             )
         return found
+
+    def _check_version(self, arrays: AppArrays, payload: bytes) -> None:
+        try:
+            vector, raw = arrays.split(decode_records(payload))
+        except (RecordsError, ClientError) as exc:
+            raise AppError(f"app: {exc}") from exc
+        if not np.array_equal(vector, self._versions.vector) or raw != self._versions.raw:
+            raise AppError(
+                'flower.merge: with "ours" every message must have the global arrays as they were '
+                'merged, got others; let configure_train send them unchanged, or set "strategy"'
+            )
 
     def _contents(self, table: Round) -> Mapping[str, Mapping[str, Any]]:
         return self._cohort.contents
@@ -393,12 +408,14 @@ class AppLoop(TrainingLoop):
 
     async def reply(self, exchange: Exchange, model: Vector, raw: memoryview) -> None:
         """Send the app the records of an update, before its memory is used again."""
-        each = self._sent.get((exchange.device, exchange.round))
+        each = self._sent.pop((exchange.device, exchange.round), None)
         if each is not None:
-            await anyio.to_thread.run_sync(
-                self._app.send_now, {"do": "reply", "id": each}, {"records": raw}
-            )
-            del self._sent[exchange.device, exchange.round]
+            await anyio.to_thread.run_sync(self._reply, each, model, raw)
+
+    def _reply(self, each: str, model: Vector, raw: memoryview) -> None:
+        arrays = self._settings.arrays
+        records = raw if arrays is None else arrays.joined(model, raw)
+        self._app.send_now({"do": "reply", "id": each}, {"records": records})
 
     async def _next_version(
         self, current: OpenRound, closed: ClosedRound, pulled: Collection[bytes]
@@ -412,9 +429,15 @@ class AppLoop(TrainingLoop):
         if self._cohort.group is None:
             await self._versions.retire_all_but(pulled)
             return
+        push = self._cohort.group.push
+        if self._settings.arrays is not None:
+            await super()._next_version(current, closed, pulled)
+            await self._result(push)
+            await self._send_merged(self._settings.arrays, push, is_new=bool(closed.merged))
+            return
         async with current.merge.lock:  # the last reply has been sent
             pass
-        arrays = await self._result(self._cohort.group.push)
+        arrays = await self._result(push)
         if arrays:
             await self._versions.publish(self._versions.vector, None, pulled, arrays)
         else:
@@ -444,6 +467,14 @@ class AppLoop(TrainingLoop):
         )
         wishes.aggregated = None
         return arrays
+
+    async def _send_merged(self, arrays: AppArrays, push: Push, *, is_new: bool) -> None:
+        """Send the app what our rule has merged; nothing if no update arrived."""
+        records = b""
+        if is_new:
+            versions = self._versions
+            records = await anyio.to_thread.run_sync(arrays.merged, versions.vector, versions.raw)
+        await self._app.send({"do": "merged", "round": push.round}, {"arrays": records})
 
     # Evaluations and queries.
 
@@ -481,7 +512,7 @@ class AppLoop(TrainingLoop):
                 model=manifests[message.payload],
                 seed=0,
                 limit_s=query.limit_s,
-                coding=Coding(),
+                coding=self._versions.coding(device),
                 split="test",
                 config=group.config(message),
             )

@@ -1,0 +1,248 @@
+"""A Flower app as the application of a run: its experiment, its process and its task."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from fairbed.coordinator.policy.config import APP, TrainingConfig
+from fairbed.coordinator.store.store import Checkpoint
+from fairbed.device_agent.clients.child.flower import NODE_OPTION, run_id
+from fairbed.device_agent.clients.child.kinds import ClientError
+from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.data import NO_DATA, DataConfig
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.flower.driver import AppLoop, AppSettings
+from fairbed.testbed.flower.raw import ARRAYS, AppArrays, AppRecords, MergedArrays, client_arrays
+from fairbed.testbed.flower.server import AppError, ServerApp, Strategy, server_app
+from fairbed.testbed.flower.settings import FlowerConfig
+from fairbed.testbed.run.application import ApplicationTask
+from fairbed.wire.artifact import ClientSource
+from fairbed.wire.records import Records, RecordsError, decode_records, encode_records
+
+ROUNDS_KEY: Final = "num-server-rounds"
+"""Key in the configuration of an app that is, by convention, its number of rounds."""
+
+OF_THE_APP: Final = ("data", "model", "training", "rounds", "evaluation")
+"""Tables and keys of an experiment that an app replaces; they are ignored."""
+
+LOG: Final = Path("logs") / "app.log"
+
+NOTHING: Final = encode_records({})
+"""The version before an app has shown its arrays."""
+
+
+def application(
+    experiment: Experiment, origin: Path, given: Mapping[str, str]
+) -> "FlowerApplication | None":
+    """Return the app that `[flower]` names; None if it names none.
+
+    Raises:
+        UsageError: The app, its interpreter or the experiment cannot be used.
+    """
+    settings: FlowerConfig | None = getattr(experiment, "flower", None)
+    if settings is None or settings.app is None:
+        return None
+    return FlowerApplication(experiment, settings, origin, given)
+
+
+class FlowerApplication:
+    """A Flower app that is not started yet.
+
+    Args:
+        experiment: The experiment, of which fleet, cells, emulation, selection, round, broker and
+            the tables of rooms count.
+        settings: `[flower]`.
+        origin: Folder of the experiment file.
+        given: What set each key that is not a default, by path.
+
+    Raises:
+        UsageError: The app, its interpreter or the experiment cannot be used.
+    """
+
+    def __init__(
+        self, experiment: Experiment, settings: FlowerConfig, origin: Path, given: Mapping[str, str]
+    ) -> None:
+        assert settings.app is not None
+        self._app = read_app((origin / settings.app).absolute(), settings.config)
+        self._interpreter = interpreter_of(self._app, settings.python)
+        self._settings = structs.replace(
+            settings,
+            app=str((origin / settings.app).absolute()),
+            python=self._interpreter.path,
+        )
+        self.remarks = tuple(_remarks(given, merges_here=settings.merge == "ours"))
+        """What of the file is ignored, in lines."""
+        self.experiment = self._derived(experiment, is_policy_given="selection.policy" in given)
+        """The experiment with the task of the app."""
+        if problem := _problem(self.experiment, settings):
+            raise UsageError(problem)
+
+    def _derived(self, experiment: Experiment, *, is_policy_given: bool) -> Experiment:
+        app, settings, devices = self._app, self._settings, experiment.shards
+        selection = experiment.selection
+        if not is_policy_given:
+            selection = structs.replace(selection, policy=APP)
+        if selection.policy == APP:  # the strategy may sample all
+            selection = structs.replace(selection, per_round=max(devices, selection.per_round))
+        options = {**app.config}
+        options |= {NODE_OPTION + name: value for name, value in settings.node_config.items()}
+        rounds = app.config.get(ROUNDS_KEY)
+        training = TrainingConfig(
+            client=app.clientapp,
+            client_folder=str(app.folder),
+            client_python=self._interpreter.path,
+            client_options=options,
+            loss_metric=settings.loss_metric,
+        )
+        changed: dict[str, Any] = {
+            "data": DataConfig(dataset=NO_DATA),
+            "model": type(experiment.model)(),
+            "training": training,
+            "selection": selection,
+            "evaluation": type(experiment.evaluation)(),
+            "flower": settings,
+        }
+        if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0:
+            changed["rounds"] = rounds
+        try:
+            return structs.replace(experiment, **changed)
+        except (ValueError, msgspec.ValidationError) as exc:
+            raise UsageError(f"flower: {exc}") from exc
+
+    @asynccontextmanager
+    async def running(
+        self, folder: Path, source: ClientSource, checkpoint: Checkpoint | None
+    ) -> AsyncIterator[ApplicationTask]:
+        """Run the process of the ServerApp while the context lasts.
+
+        Args:
+            folder: Folder of the run.
+            source: The client as the experiment states it, without arrays.
+            checkpoint: Where the run continues; None: it begins.
+
+        Raises:
+            AppError: The app has failed, or has no strategy whose arrays a rule of ours could
+                merge.
+        """
+        settings, is_ours = self._settings, self._settings.merge == "ours"
+        policy = self.experiment.selection.policy
+        async with server_app(self._interpreter.path, self._app.folder, folder / LOG) as app:
+            await app.send(
+                {
+                    "do": "start",
+                    "folder": str(self._app.folder),
+                    "component": self._app.serverapp,
+                    "run_config": self._app.config,
+                    "run": run_id(folder.name),
+                    "policy": APP if policy == APP else "ours",
+                    "merge": settings.merge,
+                    "poll_s": settings.poll_s,
+                    "first_round": 1 if checkpoint is None else checkpoint.round + 1,
+                },
+                {"arrays": b"" if checkpoint is None else checkpoint.raw},
+            )
+            loaded = "load"
+            await app.wait(lambda: app.wishes.version or None, settings.timeout_s, loaded)
+            source = structs.replace(
+                source, kind="flower", weighted_by=settings.weighted_by, path=self._app.clientapp
+            )
+            if is_ours:
+                yield await self._merged_here(app, source)
+            else:
+                yield self._merged_there(app, source)
+
+    def _merged_there(self, app: ServerApp, source: ClientSource) -> ApplicationTask:
+        """Return the task of an app whose strategy merges: all of it is raw."""
+        return ApplicationTask(
+            source=source,
+            vector=np.zeros(0, np.float32),
+            raw=NOTHING,
+            raw_merger=AppRecords(),
+            loop=self._loop(app, None),
+        )
+
+    async def _merged_here(self, app: ServerApp, source: ClientSource) -> ApplicationTask:
+        """Return the task of an app whose floats a rule of ours merges."""
+        wishes = app.wishes
+        strategy = await app.wait(
+            lambda: wishes.strategy or (Strategy() if wishes.groups or wishes.is_done else None),
+            self._settings.timeout_s,
+            "start a strategy, whose arrays aggregation merges",
+        )
+        records = _records(wishes.initial)
+        if not strategy.name or ARRAYS not in records:
+            raise AppError(
+                'flower.merge: must be "strategy" for an app without a Strategy that begins with '
+                'initial_arrays, got "ours"; remove it'
+            )
+        name = strategy.arrays_key or ARRAYS
+        arrays = AppArrays(client_arrays(records[ARRAYS]), name)
+        rule = raw_rule(self.experiment.aggregation, arrays.arrays)
+        if problem := rule.problem():
+            raise AppError(problem)
+        try:
+            vector, raw = arrays.split({name: records[ARRAYS]})
+        except ClientError as exc:
+            raise AppError(f"app: {exc}") from exc
+        return ApplicationTask(
+            source=structs.replace(source, arrays=arrays.arrays),
+            vector=vector,
+            raw=raw,
+            raw_merger=MergedArrays(arrays, rule),
+            loop=self._loop(app, arrays),
+        )
+
+    def _loop(self, app: ServerApp, arrays: AppArrays | None) -> "Callable[..., AppLoop]":
+        settings = AppSettings(timeout_s=self._settings.timeout_s, arrays=arrays)
+        return lambda services, attempt: AppLoop(services, attempt, app, settings)
+
+
+def _records(data: bytes) -> Records:
+    try:
+        return decode_records(data) if data else {}
+    except RecordsError as exc:
+        raise AppError(f"app: its process sent arrays that are no records: {exc}") from exc
+
+
+def _remarks(given: Mapping[str, str], *, merges_here: bool) -> list[str]:
+    """Return one line that names what of the experiment file is ignored."""
+    of_app = OF_THE_APP if merges_here else (*OF_THE_APP, "aggregation", "exchange")
+    ignored = sorted(
+        {path for path in given if path.partition(".")[0] in of_app and path != "replay.training"}
+    )
+    if not ignored:
+        return []
+    return [f"the app has its own data, model, training and rounds; ignored: {', '.join(ignored)}"]
+
+
+def _problem(experiment: Experiment, settings: FlowerConfig) -> str:
+    """Return what of an experiment a Flower app excludes; empty if nothing."""
+    if experiment.round.mode != "sync" or experiment.round.merges_late_updates:
+        return (
+            'round: must have mode = "sync" and late = "drop" with a Flower app, whose rounds end '
+            "with the replies; remove round.mode and round.late"
+        )
+    if experiment.personalisation.is_on or experiment.privacy.is_on:
+        key = "personalisation" if experiment.personalisation.is_on else "privacy"
+        return (
+            f"{key}: must be left out with a Flower app, which trains by itself; use a mod or a "
+            "strategy of the app"
+        )
+    if experiment.selection.policy == APP and experiment.selection.audit:
+        return (
+            'selection.audit: must be 0 with policy "app", whose strategy selects; choose another '
+            "policy, or remove it"
+        )
+    if experiment.selection.queries_losses:
+        return (
+            "selection.variant: must not ask devices for losses before a selection with a Flower "
+            'app; use "rpow-d" with flower.loss_metric'
+        )
+    if settings.merge == "ours" and experiment.selection.policy == APP:
+        return ""
+    return ""
