@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from fairbed.coordinator.algorithms.selection.base import Selector
+from fairbed.coordinator.policy.config import APP
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.store import RunInfo, RunReader
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
@@ -44,6 +45,11 @@ from fairbed.wire.console import storable
 from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
 from fairbed.wire.transport.address import is_loopback
+
+NO_APPLICATION = (
+    'selection.policy: must not be "app" without an application that selects; run one with '
+    "--flower PATH, or choose another policy"
+)
 
 SCRIPT = "script"
 """Origin of keys that a program sets."""
@@ -86,7 +92,13 @@ def plan_run(
         StoreError: The run cannot be read.
     """
     named = named_experiment(given, settings, seed, out, "run")
-    experiment = _with_host_speed(named.experiment)
+    experiment, application = named.experiment, None
+    if experiment.room_tables:
+        from fairbed.testbed.run.application import application_of
+
+        application = application_of(experiment, named.origin, named.origins)
+        experiment = experiment if application is None else application.experiment
+    experiment = _with_host_speed(experiment)
     run_id = named.folder.name if named.folder else new_id(experiment.name)
     folder = named.folder or out or RUNS / run_id
     if holds_run(folder):
@@ -104,7 +116,12 @@ def plan_run(
             "travel in plain text; make a lab with TLS (fairbed lab init, then broker.url = "
             '"lab"), or add --plain'
         )
-    _check_policy(experiment)
+    _check_policy(experiment, has_application=application is not None)
+    if hosts is not None and application is not None:
+        raise UsageError(
+            "flower.app: must be left out with --cluster, whose hosts have not the code, got "
+            f"{application.client[0]}; emulate the devices on this machine"
+        )
     if has_fleet and experiment.physical and experiment.broker.url == EMBEDDED:
         raise UsageError(
             "broker.url: must be a broker that physical devices such as "
@@ -123,6 +140,8 @@ def plan_run(
         origins=named.origins,
         watchers=watchers_of(experiment),
         hosts=hosts,
+        application=application,
+        remarks=() if application is None or named.folder else tuple(application.remarks),
     )
 
 
@@ -313,7 +332,7 @@ def check_new(folder: Path) -> None:
         )
 
 
-def _check_policy(experiment: Experiment) -> None:
+def _check_policy(experiment: Experiment, *, has_application: bool) -> None:
     """Check that the parts of a live run exist, and work without the ground truth.
 
     Raises:
@@ -321,6 +340,8 @@ def _check_policy(experiment: Experiment) -> None:
             the processes of devices do not know the local rule.
     """
     selection, rule = experiment.selection, experiment.training.rule
+    if selection.policy == APP and not has_application:
+        raise UsageError(NO_APPLICATION)
     if rule in registered(LOCAL_RULES_GROUP):
         raise UsageError(
             "training.rule: must be importable by the processes of devices in a live run, got "

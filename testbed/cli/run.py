@@ -49,6 +49,8 @@ def main(options: argparse.Namespace) -> int:
     )
     with one_line_errors():
         plan = planned(places_fleet=address is None)  # its errors do not wait for a cluster
+    for remark in plan.remarks:
+        _print(sys.stderr, f"fairbed: {remark}")
     if shows_screens() and not (options.headless or options.json):
         from fairbed.testbed.cli.watch import run_with_tui
 

@@ -17,7 +17,9 @@ from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.data import NO_DATA, DataConfig
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.flower.driver import AppLoop, AppSettings
+from fairbed.testbed.flower.environment import find_interpreter
 from fairbed.testbed.flower.raw import ARRAYS, AppArrays, AppRecords, MergedArrays, client_arrays
+from fairbed.testbed.flower.reading import read_app
 from fairbed.testbed.flower.server import AppError, ServerApp, Strategy, server_app
 from fairbed.testbed.flower.settings import FlowerConfig
 from fairbed.testbed.run.application import ApplicationTask
@@ -68,14 +70,17 @@ class FlowerApplication:
         self, experiment: Experiment, settings: FlowerConfig, origin: Path, given: Mapping[str, str]
     ) -> None:
         assert settings.app is not None
-        self._app = read_app((origin / settings.app).absolute(), settings.config)
-        self._interpreter = interpreter_of(self._app, settings.python)
+        self._app = read_app(origin / settings.app, settings.config)
+        self._interpreter = find_interpreter(self._app, settings.python)
         self._settings = structs.replace(
             settings,
             app=str((origin / settings.app).absolute()),
-            python=self._interpreter.path,
+            python=str(self._interpreter.path),
         )
-        self.remarks = tuple(_remarks(given, merges_here=settings.merge == "ours"))
+        remarks = _remarks(given, merges_here=settings.merge == "ours")
+        if self._interpreter.remark:
+            remarks.append(f"flower: {self._interpreter.remark}")
+        self.remarks = tuple(remarks)
         """What of the file is ignored, in lines."""
         self.experiment = self._derived(experiment, is_policy_given="selection.policy" in given)
         """The experiment with the task of the app."""
@@ -93,9 +98,9 @@ class FlowerApplication:
         options |= {NODE_OPTION + name: value for name, value in settings.node_config.items()}
         rounds = app.config.get(ROUNDS_KEY)
         training = TrainingConfig(
-            client=app.clientapp,
+            client=app.client,
             client_folder=str(app.folder),
-            client_python=self._interpreter.path,
+            client_python=str(self._interpreter.path),
             client_options=options,
             loss_metric=settings.loss_metric,
         )
@@ -131,12 +136,12 @@ class FlowerApplication:
         """
         settings, is_ours = self._settings, self._settings.merge == "ours"
         policy = self.experiment.selection.policy
-        async with server_app(self._interpreter.path, self._app.folder, folder / LOG) as app:
+        async with server_app(str(self._interpreter.path), self._app.folder, folder / LOG) as app:
             await app.send(
                 {
                     "do": "start",
                     "folder": str(self._app.folder),
-                    "component": self._app.serverapp,
+                    "component": self._app.server,
                     "run_config": self._app.config,
                     "run": run_id(folder.name),
                     "policy": APP if policy == APP else "ours",
@@ -149,7 +154,7 @@ class FlowerApplication:
             loaded = "load"
             await app.wait(lambda: app.wishes.version or None, settings.timeout_s, loaded)
             source = structs.replace(
-                source, kind="flower", weighted_by=settings.weighted_by, path=self._app.clientapp
+                source, kind="flower", weighted_by=settings.weighted_by, path=self._app.client
             )
             if is_ours:
                 yield await self._merged_here(app, source)

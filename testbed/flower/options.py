@@ -8,7 +8,7 @@ from pathlib import Path
 from fairbed.testbed.cli import EXAMPLES
 from fairbed.testbed.errors import UsageError
 
-FLEET = EXAMPLES / "ten-pis-lte.toml"
+FLEET = EXAMPLES / "flower-ten-pis.toml"
 """The experiment of an app that is run without one."""
 
 

@@ -94,6 +94,7 @@ from fairbed.wire.transport.client import MqttTransport
 
 if TYPE_CHECKING:
     from fairbed.coordinator.state.alerts import AlertChange
+    from fairbed.testbed.run.application import Application
     from fairbed.testbed.emulation.malicious import Attack
 
 
@@ -120,6 +121,10 @@ class RunPlan:
     """What follows the run for a person."""
     hosts: FleetHosts | None = None
     """The hosts that emulate the devices; None is this machine."""
+    application: "Application | None" = None
+    """What drives the rounds and has their task; None: the experiment has."""
+    remarks: Sequence[str] = ()
+    """What the user must know before the run, in lines."""
 
     @property
     def knows_fleet(self) -> bool:
