@@ -169,7 +169,7 @@ class FlowerClient:
         records = self._flower.join_message(raw, config) if config else raw
         metadata = Metadata(
             run_id=self._run_id,
-            message_id=str(about.get("id") or f"{usual}-{header.get('round', 0)}"),
+            message_id=f"{about.get('type', usual)}-{header.get('round', 0)}",
             src_node_id=SERVER_NODE_ID,
             dst_node_id=self._node_id,
             reply_to_message_id="",

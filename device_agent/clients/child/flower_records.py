@@ -22,7 +22,7 @@ from fairbed.device_agent.clients.child.kinds import ClientError
 from fairbed.wire.records import Record, Records, RecordsError, decode_records, encode_records
 
 ABOUT = "fairbed.message"
-"""Record with type, group, TTL and id of a message."""
+"""Record with type, group and TTL of a message."""
 
 MAX_CONFIG_BYTES = 60 << 10
 """Most bytes of `config`, below the bound of the message that has it (64 KiB)."""

@@ -315,7 +315,6 @@ class _Payloads:
         stated = {
             "type": about.message_type,
             "group": about.group_id,
-            "id": about.message_id,
             "ttl": float(about.ttl),
         }
         ordered = {name: rest.get(name, Record("arrays")) for name in content}

@@ -95,7 +95,17 @@ def load(start: Start) -> Any:
 
     from fairbed.device_agent.clients.child.flower import load_component
 
-    return load_component(start.folder, start.component, ServerApp, "serverapp")
+    try:
+        return load_component(start.folder, start.component, ServerApp, "serverapp")
+    except ModuleNotFoundError as exc:
+        module, name = start.component.partition(":")[0], exc.name or "?"
+        if f"{module}.".startswith(f"{name}."):
+            raise ClientError(
+                f"serverapp: {name} must be a module in {start.folder}, got none; correct its name"
+            ) from exc
+        raise ClientError(
+            f"serverapp: needs the package {name}, which {sys.executable} has not; install it there"
+        ) from exc
 
 
 def run(link: AppLink, start: Start) -> None:

@@ -1,0 +1,1 @@
+"""Softmax regression in numpy, as a Flower app."""
