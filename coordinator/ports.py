@@ -24,6 +24,22 @@ class ShardSource(Protocol):
         ...
 
 
+class Places(Protocol):
+    """Numbers of devices, for a client that divides data itself."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def number(self, device: str) -> int | None:
+        """Return the number of `device` from 0, always the same for the same name.
+
+        None: all are taken. Called off the event loop.
+        """
+        ...
+
+
 class RunWatcher(Protocol):
     """Examines a live run for people, and changes nothing of it; called on the event loop."""
 
@@ -186,9 +202,12 @@ def no_earlier_names(device: str) -> Sequence[str]:
 class HostServices:
     """Services that the testbed provides to a coordinator."""
 
-    shards: ShardSource
+    shards: ShardSource | None
+    """None: devices get no data, as the client of the run has its own."""
     evaluator: Evaluator | None
     """None: no evaluation."""
+    places: Places | None = None
+    """Numbers of the devices; None: the task needs none."""
     host_monitor: HostMonitor | None = None
     """None: no device is emulated."""
     audit: Audit = lambda command, operator, answer: None

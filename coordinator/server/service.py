@@ -109,6 +109,8 @@ class TrainingSetup:
     """Fits training into the memory of devices; None: it needs little."""
     loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
     """Makes the driver of the rounds: that of an application, if there is one."""
+    client_evaluates: bool = False
+    """The task has a client, which evaluates the model on the examples of its device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,15 +290,16 @@ class Coordinator:
     def _build(self, group: TaskGroup) -> _RunParts:
         """Build the parts of the run; nothing is sent yet."""
         log, side_traffic = self._event_log, SideTraffic()
-        module = self._setup.artifact.module
+        artifact = self._setup.artifact
+        allowed = "" if artifact.module is None else package_of(artifact.module.path)
         registry = Registry(
             personalises=self._config.personalisation.is_on,
-            tests_shards=self._config.model.has_local_values,
+            tests_shards=self._config.model.has_local_values or self._setup.client_evaluates,
             local_rule=self._config.training.rule,
             emulated=self._setup.emulated,
             noise_multiplier=self._config.privacy.noise_multiplier,
-            engine=self._setup.artifact.engine,
-            module="" if module is None else package_of(module.path),
+            engine=artifact.engine,
+            module=allowed if artifact.client is None else artifact.client.name,
             fitting=self._setup.fitting,
         )
         chunk_bytes = min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)
@@ -304,8 +307,7 @@ class Coordinator:
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
         _, returned = self._setup.decisions.vector_counts
-        layout = self._setup.artifact.spec.layout.with_vectors(returned)
-        predicted = self._setup.artifact.spec.predicted
+        layout, predicted = artifact.spec.layout.with_vectors(returned), artifact.predicted
         merger = self._setup.raw_merger
         check_raw = None if merger is None else merger.fault
         uploads = Uploads(layout, log.now, self._config.limits, predicted.y_shape, check_raw)
@@ -369,6 +371,7 @@ class Coordinator:
             limits=self._config.limits,
             signatures=self._signatures,
             earlier_names=self._host.earlier_names,
+            places=self._host.places,
             wants_scale=self._setup.artifact.scale is not None and not self._config.privacy.is_on,
         )
 
@@ -413,7 +416,7 @@ class Coordinator:
             watchers.append(monitor)
         else:
             log.event("alerts", ALERTS_OFF, level="warning")
-        predicted = self._setup.artifact.spec.predicted
+        predicted = self._setup.artifact.predicted
         receivers: list[Receiver] = []
         query_executor = loss_queries = own_data_tests = personal_scores = None
         if decisions.queries_losses or config.held_out is not None:

@@ -339,7 +339,7 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     devices = [device.at_task(experiment, costs) for device in devices]
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
-    artifact = task_of(experiment.model, dataset)
+    artifact = task_of(experiment, dataset)
     memory = [0 if d.profile is None else d.profile.memory_bytes for d in devices]
     sizes = _part_sizes(experiment, artifact, names, np.array(memory), examples)
     conditions = columns_of(devices)
@@ -423,7 +423,7 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, fleet.names, {})
     conditions = fleet.means, fleet.varying
-    artifact = task_of(experiment.model, dataset)
+    artifact = task_of(experiment, dataset)
     assert experiment.replay.task_costs is not None, "with_costs has set it"
     lengths = _lengths(dataset, data, examples, experiment.replay.task_costs)
     sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)

@@ -24,9 +24,6 @@ from fairbed.wire.records import Record, RecordsError, decode_records, encode_re
 RECORD: Final = "arrays"
 """Name of the only record of raw arrays."""
 
-RAW_RULES: Final = ("mean", "largest", "first", "sum", "max")
-"""Built-in rules; all others are functions of the user."""
-
 _FOR_BYTES: Final = ("largest", "first")
 _SAFE: Final = float(1 << 62)
 """Sums below it are exact in int64."""
@@ -77,7 +74,7 @@ class RawRule:
     """Merges the raw parts of the updates of a round into the next raw part.
 
     Args:
-        name: One of `RAW_RULES`, or the name of a function of the user.
+        name: One of those above, or the name of a function of the user.
         arrays: All arrays of the client.
         own: The function; None for a built-in rule.
     """

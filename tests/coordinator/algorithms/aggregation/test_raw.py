@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.aggregation.raw import (
-    RAW_RULES,
     Arrays,
     OwnMerge,
     RawRule,
@@ -17,6 +16,7 @@ from fairbed.coordinator.algorithms.aggregation.raw import (
     decode_raw,
     encode_raw,
 )
+from fairbed.coordinator.policy.config import RAW_RULES
 from fairbed.wire.artifact import ClientArray
 from fairbed.wire.plugins import PluginError
 
