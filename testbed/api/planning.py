@@ -122,11 +122,6 @@ def plan_run(
             '"lab"), or add --plain'
         )
     _check_policy(experiment, has_application=application is not None)
-    if hosts is not None and application is not None:
-        raise UsageError(
-            "flower.app: must be left out with --cluster, whose hosts have not the code, got "
-            f"{application.client[0]}; emulate the devices on this machine"
-        )
     if has_fleet and experiment.physical and experiment.broker.url == EMBEDDED:
         raise UsageError(
             "broker.url: must be a broker that physical devices such as "

@@ -14,8 +14,9 @@ from fairbed.coordinator.store.store import Checkpoint
 from fairbed.device_agent.clients.child.flower import NODE_OPTION, run_id
 from fairbed.device_agent.clients.child.kinds import ClientError
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.client_task import client_layout, client_spec, name_of, raw_rule
 from fairbed.testbed.experiment.data import NO_DATA, DataConfig
-from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.flower.driver import AppLoop, AppSettings
 from fairbed.testbed.flower.environment import find_interpreter
 from fairbed.testbed.flower.raw import ARRAYS, AppArrays, AppRecords, MergedArrays, client_arrays
@@ -23,7 +24,9 @@ from fairbed.testbed.flower.reading import read_app
 from fairbed.testbed.flower.server import AppError, ServerApp, Strategy, server_app
 from fairbed.testbed.flower.settings import FlowerConfig
 from fairbed.testbed.run.application import ApplicationTask
-from fairbed.wire.artifact import ClientSource
+from fairbed.wire.artifact import Artifact, ClientArray, ClientSource
+from fairbed.wire.client_folder import ClientFolderError, folder_sha256
+from fairbed.wire.plugins import PluginError
 from fairbed.wire.records import Records, RecordsError, decode_records, encode_records
 
 ROUNDS_KEY: Final = "num-server-rounds"
@@ -65,6 +68,8 @@ class FlowerApplication:
     Raises:
         UsageError: The app, its interpreter or the experiment cannot be used.
     """
+
+    kind: Final = "flower"
 
     def __init__(
         self, experiment: Experiment, settings: FlowerConfig, origin: Path, given: Mapping[str, str]
@@ -121,63 +126,90 @@ class FlowerApplication:
 
     @asynccontextmanager
     async def running(
-        self, folder: Path, source: ClientSource, checkpoint: Checkpoint | None
+        self, folder: Path, run: str, checkpoint: Checkpoint | None
     ) -> AsyncIterator[ApplicationTask]:
         """Run the process of the ServerApp while the context lasts.
 
         Args:
             folder: Folder of the run.
-            source: The client as the experiment states it, without arrays.
+            run: Its id.
             checkpoint: Where the run continues; None: it begins.
 
         Raises:
             AppError: The app has failed, or has no strategy whose arrays a rule of ours could
                 merge.
         """
-        settings, is_ours = self._settings, self._settings.merge == "ours"
+        settings = self._settings
         policy = self.experiment.selection.policy
-        async with server_app(str(self._interpreter.path), self._app.folder, folder / LOG) as app:
+        python, app_folder = str(self._interpreter.path), self._app.folder
+        async with server_app(python, app_folder, folder / LOG) as app:
             await app.send(
                 {
                     "do": "start",
-                    "folder": str(self._app.folder),
+                    "folder": str(app_folder),
                     "component": self._app.server,
                     "run_config": self._app.config,
-                    "run": run_id(folder.name),
+                    "run": run_id(run),
                     "policy": APP if policy == APP else "ours",
                     "merge": settings.merge,
                     "poll_s": settings.poll_s,
                     "first_round": 1 if checkpoint is None else checkpoint.round + 1,
                 },
-                {"arrays": b"" if checkpoint is None else checkpoint.raw},
+                {"arrays": b"" if checkpoint is None else self._resumed(checkpoint)},
             )
-            loaded = "load"
-            await app.wait(lambda: app.wishes.version or None, settings.timeout_s, loaded)
-            source = structs.replace(
-                source, kind="flower", weighted_by=settings.weighted_by, path=self._app.client
-            )
-            if is_ours:
-                yield await self._merged_here(app, source)
-            else:
-                yield self._merged_there(app, source)
+            await app.wait(lambda: app.wishes.version or None, settings.timeout_s, "load")
+            yield (self._merged_there(app) if settings.merge != "ours" else await self._here(app))
 
-    def _merged_there(self, app: ServerApp, source: ClientSource) -> ApplicationTask:
+    def _resumed(self, checkpoint: Checkpoint) -> bytes:
+        """Return the records of a checkpoint's version."""
+        return checkpoint.raw
+
+    def _artifact(self, arrays: tuple[ClientArray, ...]) -> Artifact:
+        """Return the task of the ClientApp.
+
+        Raises:
+            AppError: Its folder cannot be used, or the arrays cannot be sent.
+        """
+        app, settings = self._app, self._settings
+        options = self.experiment.training.client_options
+        try:
+            source = ClientSource(
+                kind=self.kind,
+                name=name_of(app.folder),
+                sha256=folder_sha256(app.folder),
+                path=app.client,
+                arrays=arrays,
+                options=tuple(options.items()),
+                loss_metric=settings.loss_metric,
+                weighted_by=settings.weighted_by,
+            )
+            layout = client_layout(arrays, "app")
+        except (ClientFolderError, ExperimentError) as exc:
+            raise AppError(str(exc)) from exc
+        spec = client_spec(app.client, layout, None)
+        return Artifact(spec=spec, train=b"", evaluate=b"", client=source)
+
+    def _merged_there(self, app: ServerApp) -> ApplicationTask:
         """Return the task of an app whose strategy merges: all of it is raw."""
         return ApplicationTask(
-            source=source,
+            artifact=self._artifact(()),
             vector=np.zeros(0, np.float32),
             raw=NOTHING,
             raw_merger=AppRecords(),
             loop=self._loop(app, None),
         )
 
-    async def _merged_here(self, app: ServerApp, source: ClientSource) -> ApplicationTask:
-        """Return the task of an app whose floats a rule of ours merges."""
+    async def _here(self, app: ServerApp) -> ApplicationTask:
+        """Return the task of an app whose floats a rule of ours merges.
+
+        Raises:
+            AppError: It has no strategy, or its arrays cannot be merged.
+        """
         wishes = app.wishes
         strategy = await app.wait(
             lambda: wishes.strategy or (Strategy() if wishes.groups or wishes.is_done else None),
             self._settings.timeout_s,
-            "start a strategy, whose arrays aggregation merges",
+            "start a strategy, whose arrays are merged by [aggregation]",
         )
         records = _records(wishes.initial)
         if not strategy.name or ARRAYS not in records:
@@ -187,15 +219,13 @@ class FlowerApplication:
             )
         name = strategy.arrays_key or ARRAYS
         arrays = AppArrays(client_arrays(records[ARRAYS]), name)
-        rule = raw_rule(self.experiment.aggregation, arrays.arrays)
-        if problem := rule.problem():
-            raise AppError(problem)
         try:
+            rule = raw_rule(self.experiment, arrays.arrays, self._app.folder)
             vector, raw = arrays.split({name: records[ARRAYS]})
-        except ClientError as exc:
+        except (ClientError, ExperimentError, PluginError) as exc:
             raise AppError(f"app: {exc}") from exc
         return ApplicationTask(
-            source=structs.replace(source, arrays=arrays.arrays),
+            artifact=self._artifact(arrays.arrays),
             vector=vector,
             raw=raw,
             raw_merger=MergedArrays(arrays, rule),

@@ -7,7 +7,7 @@ ROOM = Room(
         "flower": Command(
             help="make the environment of a Flower app",
             options="fairbed.testbed.flower.options:add_command",
-            module="fairbed.testbed.flower.setup_command",
+            module="fairbed.testbed.flower.cli",
         )
     },
     options={"run": "fairbed.testbed.flower.options:add_options"},

@@ -5,8 +5,12 @@ import json
 import os
 from pathlib import Path
 
+from fairbed.coordinator.policy.config import APP
 from fairbed.testbed.cli import EXAMPLES
 from fairbed.testbed.errors import UsageError
+from fairbed.testbed.experiment.file import ExperimentError, read_document
+
+POLICY = "selection.policy"
 
 FLEET = EXAMPLES / "flower-ten-pis.toml"
 """The experiment of an app that is run without one."""
@@ -28,7 +32,7 @@ def take(options: argparse.Namespace) -> None:
     """Put the app into the settings of the run; return None, so that the core runs it.
 
     Raises:
-        UsageError: Neither an app nor an experiment is given.
+        UsageError: Neither an app nor an experiment is given, or the file cannot be read.
     """
     if options.flower is None:
         if options.experiment is None:
@@ -40,7 +44,23 @@ def take(options: argparse.Namespace) -> None:
     if options.experiment is None:
         options.experiment = FLEET
     path = os.path.abspath(options.flower)
-    options.set = [*options.set, f"flower.app={json.dumps(path)}"]
+    settings = [f"flower.app={json.dumps(path)}"]
+    if not _has_policy(options):
+        settings.append(f"selection.policy={APP}")
+    options.set = [*settings, *options.set]
+
+
+def _has_policy(options: argparse.Namespace) -> bool:
+    """Return whether a policy is set: otherwise the strategy of the app selects."""
+    if any(one.partition("=")[0].strip() == POLICY for one in options.set):
+        return True
+    if os.path.isdir(options.experiment):
+        return True  # a run to resume
+    try:
+        table = read_document(Path(options.experiment)).get("selection")
+    except ExperimentError as exc:
+        raise UsageError(str(exc)) from exc
+    return isinstance(table, dict) and "policy" in table
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from fairbed.coordinator.policy.config import Section
 
@@ -18,9 +18,9 @@ class FlowerConfig(Section, frozen=True, kw_only=True):
     python: Annotated[str, Meta(min_length=1)] | None = None
     """Interpreter with flwr and the packages of the app, for both sides on this machine; not set:
     the environment that `fairbed flower setup` made for the app."""
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = field(default_factory=dict)
     """Values of the configuration of the app that replace those of its `pyproject.toml`."""
-    node_config: dict[str, Any] = {}
+    node_config: dict[str, Any] = field(default_factory=dict)
     """Values of the configuration of every node, beside `partition-id` and `num-partitions`."""
     merge: Merging = "strategy"
     """The strategy of the app merges, or our rule of `[aggregation]` merges its float arrays."""

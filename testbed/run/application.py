@@ -1,18 +1,20 @@
-"""An application that drives the rounds of a run: a part of a room, chosen before the run starts."""
+"""An application that drives the rounds of a run: a part of a room, chosen before the start."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.rounds.loop import RunServices, TrainingLoop
-from fairbed.coordinator.rounds.raw_updates import RawMerger
 from fairbed.coordinator.store.store import Checkpoint
 from fairbed.testbed import rooms
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.wire.artifact import Artifact
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class ApplicationTask:
     """The model before the first round, shape (n_values,)."""
     raw: bytes
     """What follows it."""
-    raw_merger: RawMerger
+    raw_merger: "RawMerger"
     loop: Callable[[RunServices, int], TrainingLoop]
     """Drives the rounds."""
 
@@ -44,17 +46,18 @@ class Application(Protocol):
         ...
 
     @property
-    def client(self) -> "tuple[str, Path, str]":
-        """Name, folder and interpreter of its client: what emulated devices are allowed to run."""
+    def kind(self) -> Literal["flower"]:
+        """Kind of its clients (`wire.artifact.ClientSource`)."""
         ...
 
     def running(
-        self, folder: Path, checkpoint: Checkpoint | None
+        self, folder: Path, run: str, checkpoint: Checkpoint | None
     ) -> AbstractAsyncContextManager[ApplicationTask]:
         """Run its process while the context lasts.
 
         Args:
             folder: Folder of the run.
+            run: Its id.
             checkpoint: Where the run continues; None: it begins.
 
         Raises:

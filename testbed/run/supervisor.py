@@ -27,12 +27,12 @@ from anyio.abc import Process, TaskGroup
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import DeviceControl, HostServices, no_earlier_names
-from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.rounds.loop import RoundProgress, RunServices, TrainingLoop
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE, StartLock
-from fairbed.coordinator.store.store import check_not_done
+from fairbed.coordinator.store.store import check_not_done, stored_checkpoint
 from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
@@ -96,11 +96,11 @@ from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
 
 if TYPE_CHECKING:
-    from fairbed.coordinator.rounds.raw_updates import RuleMerger
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
     from fairbed.device_agent.clients.process import ClientServer
-    from fairbed.testbed.run.application import Application
     from fairbed.testbed.emulation.malicious import Attack
+    from fairbed.testbed.run.application import Application
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ async def _run(
     awaited = names if plan.knows_fleet else fleet_names(experiment)
     client_server = _client_server(plan, early)
     with named_if_slow("the data set and the model"):
-        loaded = await _load(plan, awaited, attacks, client_server)
+        loaded = await _load(plan, awaited, attacks, client_server, early)
     data, artifact = loaded.data, loaded.artifact
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
@@ -616,6 +616,7 @@ def _coordinator(
         raw=loaded.raw,
         raw_merger=loaded.raw_merger,
         client_evaluates=loaded.client_evaluates,
+        loop=loaded.loop,
         decisions=make_decisions(config),
         attempt=parts.attempt,
         device_names=parts.names,
@@ -679,9 +680,11 @@ class _Loaded:
     vector: Vector
     """Shape (n_values,)."""
     raw: bytes = b""
-    raw_merger: "RuleMerger | None" = None
+    raw_merger: "RawMerger | None" = None
     """None: the model has floats only."""
     client_evaluates: bool = False
+    loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
+    """Makes the driver of the rounds."""
 
 
 def _client_server(plan: RunPlan, early: AsyncExitStack) -> "ClientServer | None":
@@ -701,7 +704,8 @@ def _client_server(plan: RunPlan, early: AsyncExitStack) -> "ClientServer | None
         return None
     from fairbed.testbed.run.clients import open_server
 
-    return early.enter_context(open_server(plan.experiment))
+    kind = "class" if plan.application is None else plan.application.kind
+    return early.enter_context(open_server(plan.experiment, kind))
 
 
 async def _load(
@@ -709,9 +713,24 @@ async def _load(
     names: list[str],
     attacks: "list[Attack | None]",
     client_server: "ClientServer | None",
+    early: AsyncExitStack,
 ) -> _Loaded:
-    """Load the data and the task in threads."""
+    """Load the data and the task in threads, or start the application, which `early` ends."""
     places, data = await anyio.to_thread.run_sync(_load_data, plan, names, attacks)
+    if plan.application is not None:
+        checkpoint = await anyio.to_thread.run_sync(stored_checkpoint, plan.folder)
+        started = await early.enter_async_context(
+            plan.application.running(plan.folder, plan.run_id, checkpoint)
+        )
+        return _Loaded(
+            places,
+            None,
+            started.artifact,
+            started.vector,
+            started.raw,
+            started.raw_merger,
+            loop=started.loop,
+        )
     if client_server is not None:
         from fairbed.testbed.run.clients import load_task
 
