@@ -541,8 +541,20 @@ class AppLoop(TrainingLoop):
     async def _refuse(self, message: AppMessage, device: Device | None) -> None:
         """Answer a message that no device gets."""
         now = self._event_log.now()
-        why = "no device of this run has this id" if device is None else device.reason(now)
-        await self._send_error(message.id, NO_NODE, f"not available: {why}")
+        if device is None:
+            name, why = None, f"no device of this run is the node {message.node}"
+        elif device.is_available(now):
+            name, why = device.name, "it gets one message of a group"
+        else:
+            name, why = device.name, f"not available: {device.reason(now)}"
+        self._event_log.event(
+            "not sent",
+            f"a message of the app is answered with an error: {why}",
+            level="warning",
+            device=name,
+            round_id=max(self._last_round, 1),
+        )
+        await self._send_error(message.id, NO_NODE, why)
 
     async def _send_error(self, each: str, code: int, reason: str) -> None:
         await self._app.send({"do": "reply", "id": each, "code": code, "reason": reason})
