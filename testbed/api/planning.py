@@ -41,6 +41,7 @@ from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run.watchers import watchers_of
 from fairbed.testbed.run_folder import foreign_files
+from fairbed.wire.client_folder import is_code
 from fairbed.wire.console import storable
 from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
@@ -98,9 +99,10 @@ def plan_run(
 
         application = application_of(experiment, named.origin, named.origins)
         experiment = experiment if application is None else application.experiment
-    experiment = _with_client_paths(_with_host_speed(experiment), named.origin)
+    experiment = _with_host_speed(experiment)
     run_id = named.folder.name if named.folder else new_id(experiment.name)
     folder = named.folder or out or RUNS / run_id
+    experiment = _with_client_paths(experiment, named.origin, folder)
     if holds_run(folder):
         run_id = check_resumable(folder, experiment, "run", is_named=named.folder is not None)
     elif out is not None:
@@ -356,11 +358,11 @@ def _check_policy(experiment: Experiment, *, has_application: bool) -> None:
         )
 
 
-def _with_client_paths(experiment: Experiment, origin: Path) -> Experiment:
+def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -> Experiment:
     """Return the experiment with whole paths of its client, so that a stored one has them.
 
     Raises:
-        UsageError: The folder of the client does not exist.
+        UsageError: The folder of the client does not exist, or the run would be in its code.
     """
     training = experiment.training
     if training.client is None:
@@ -374,6 +376,11 @@ def _with_client_paths(experiment: Experiment, origin: Path) -> Experiment:
     python = training.client_python
     if python is not None and os.sep in python:
         python = os.path.abspath(origin / python)
+    if is_code(run_folder, folder):
+        raise UsageError(
+            f"--out: must be outside of the code of the client, {folder}, whose hash it would "
+            f"change, got {run_folder}; choose another, or a folder named runs in it"
+        )
     training = msgspec.structs.replace(
         training, client_folder=os.path.realpath(folder), client_python=python
     )

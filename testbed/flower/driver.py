@@ -155,6 +155,8 @@ class AppLoop(TrainingLoop):
         self._sent: dict[tuple[str, int], str] = {}
         """Id of the message of each exchange, by device and round."""
         self._last_round = 0
+        self._shown = services.versions.vector
+        """The vector that the app has; a codec may have rounded that of the devices."""
         super().__init__(services, attempt)
         self._script.planned = UNBOUNDED
 
@@ -388,7 +390,7 @@ class AppLoop(TrainingLoop):
             vector, raw = arrays.split(decode_records(payload))
         except (RecordsError, ClientError) as exc:
             raise AppError(f"app: {exc}") from exc
-        if not np.array_equal(vector, self._versions.vector) or raw != self._versions.raw:
+        if not np.array_equal(vector, self._shown) or raw != self._versions.raw:
             raise AppError(
                 'flower.merge: with "ours" every message must have the global arrays as they were '
                 'merged, got others; let configure_train send them unchanged, or set "strategy"'
@@ -473,6 +475,7 @@ class AppLoop(TrainingLoop):
         records = b""
         if is_new:
             versions = self._versions
+            self._shown = versions.vector
             records = await anyio.to_thread.run_sync(arrays.merged, versions.vector, versions.raw)
         await self._app.send({"do": "merged", "round": push.round}, {"arrays": records})
 
