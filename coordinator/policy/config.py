@@ -534,6 +534,8 @@ RULES_BY_EXAMPLES = ("fedavg", "q-fedavg", "q-fedsgd", "term", "propfair")
 class AggregationConfig(Section, frozen=True, kw_only=True):
     """`[aggregation]`: the merge of updates."""
 
+    by: Literal["rule", "app"] = "rule"
+    """What merges: the rules below, or the strategy of an application, which alone sets `app`."""
     rule: Annotated[str, Meta(examples=list(RULES))] = "fedavg"
     """Rule that decides the weights of the updates of a round."""
     defence: Defence = "none"

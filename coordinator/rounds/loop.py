@@ -165,12 +165,15 @@ class RoundProgress:
     metric: MetricRow | None
     is_repeated: bool = False
     """The round is empty, as the one before: a stretch of them has one progress line."""
+    planned: int | None = None
+    """Rounds that an application plans, 0 if it does not say; None: those of the experiment."""
 
     def line(self, rounds: int) -> str:
         """Return the progress line of the round, in an experiment of so many `rounds`."""
         row = self.round
+        rounds = rounds if self.planned is None else self.planned
         last = rounds + row.rounds_empty
-        head = f"round {row.round:>{len(str(last))}}/{last}"
+        head = f"round {row.round:>{len(str(last))}}/{last}" if rounds else f"round {row.round}"
         if row.is_empty:
             return (
                 f"{head}  void: no device available, so it counts only for the queues, "
@@ -296,6 +299,11 @@ class TrainingLoop:
         return self._decisions.config
 
     @property
+    def _planned(self) -> int | None:
+        """Rounds that an application plans, 0 if it does not say; None: those of the experiment."""
+        return None
+
+    @property
     def next_config(self) -> CoordinatorConfig:
         """The configuration of the next round."""
         return self._script.next_config or self._config
@@ -387,7 +395,9 @@ class TrainingLoop:
                 answer = await self._wait_for(current, step)
         assert current.row is not None, "a round is recorded"
         cohort = tuple(closed.table.exchanges)
-        progress = RoundProgress(current.row, cohort, current.metric, closed.is_repeated)
+        progress = RoundProgress(
+            current.row, cohort, current.metric, closed.is_repeated, self._planned
+        )
         self._services.on_progress(progress)
 
     def _at_once(self, current: OpenRound, step: Instant[Any]) -> Any:

@@ -344,6 +344,11 @@ def _check_policy(experiment: Experiment, *, has_application: bool) -> None:
     selection, rule = experiment.selection, experiment.training.rule
     if selection.policy == APP and not has_application:
         raise UsageError(NO_APPLICATION)
+    if experiment.aggregation.by == APP and not has_application:
+        raise UsageError(
+            'aggregation.by: must not be "app" without an application that merges; run one with '
+            "--flower PATH, or remove it"
+        )
     if rule in registered(LOCAL_RULES_GROUP):
         raise UsageError(
             "training.rule: must be importable by the processes of devices in a live run, got "

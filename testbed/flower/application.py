@@ -9,7 +9,12 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from fairbed.coordinator.policy.config import APP, TrainingConfig
+from fairbed.coordinator.policy.config import (
+    APP,
+    AggregationConfig,
+    ExchangeConfig,
+    TrainingConfig,
+)
 from fairbed.coordinator.store.store import Checkpoint
 from fairbed.device_agent.clients.child.flower import NODE_OPTION, run_id
 from fairbed.device_agent.clients.child.kinds import ClientError
@@ -31,6 +36,9 @@ from fairbed.wire.records import Records, RecordsError, decode_records, encode_r
 
 ROUNDS_KEY: Final = "num-server-rounds"
 """Key in the configuration of an app that is, by convention, its number of rounds."""
+
+MAX_ROUNDS: Final = 1_000_000
+"""Of an experiment."""
 
 OF_THE_APP: Final = ("data", "model", "training", "rounds", "evaluation")
 """Tables and keys of an experiment that an app replaces; they are ignored."""
@@ -92,6 +100,14 @@ class FlowerApplication:
         if problem := _problem(self.experiment, settings):
             raise UsageError(problem)
 
+    @property
+    def rounds(self) -> int | None:
+        """Rounds by the configuration of the app; None: it does not say."""
+        found = self._app.config.get(ROUNDS_KEY)
+        if not isinstance(found, int) or isinstance(found, bool):
+            return None
+        return found if 0 < found <= MAX_ROUNDS else None
+
     def _derived(self, experiment: Experiment, *, is_policy_given: bool) -> Experiment:
         app, settings, devices = self._app, self._settings, experiment.shards
         selection = experiment.selection
@@ -99,9 +115,8 @@ class FlowerApplication:
             selection = structs.replace(selection, policy=APP)
         if selection.policy == APP:  # the strategy may sample all
             selection = structs.replace(selection, per_round=max(devices, selection.per_round))
-        options = {**app.config}
+        options: dict[str, Any] = {**app.config}
         options |= {NODE_OPTION + name: value for name, value in settings.node_config.items()}
-        rounds = app.config.get(ROUNDS_KEY)
         training = TrainingConfig(
             client=app.client,
             client_folder=str(app.folder),
@@ -117,8 +132,10 @@ class FlowerApplication:
             "evaluation": type(experiment.evaluation)(),
             "flower": settings,
         }
-        if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0:
-            changed["rounds"] = rounds
+        if self.rounds is not None:
+            changed["rounds"] = self.rounds
+        if settings.merge == "strategy":
+            changed |= {"aggregation": AggregationConfig(by="app"), "exchange": ExchangeConfig()}
         try:
             return structs.replace(experiment, **changed)
         except (ValueError, msgspec.ValidationError) as exc:
@@ -158,6 +175,8 @@ class FlowerApplication:
                 {"arrays": b"" if checkpoint is None else self._resumed(checkpoint)},
             )
             await app.wait(lambda: app.wishes.version or None, settings.timeout_s, "load")
+            # What it does first: begin a strategy, or ask for the nodes.
+            await app.wait(app.wishes.first, settings.timeout_s, "use its grid")
             yield (self._merged_there(app) if settings.merge != "ours" else await self._here(app))
 
     def _resumed(self, checkpoint: Checkpoint) -> bytes:
@@ -197,6 +216,7 @@ class FlowerApplication:
             raw=NOTHING,
             raw_merger=AppRecords(),
             loop=self._loop(app, None),
+            rounds=self._planned(app),
         )
 
     async def _here(self, app: ServerApp) -> ApplicationTask:
@@ -230,10 +250,19 @@ class FlowerApplication:
             raw=raw,
             raw_merger=MergedArrays(arrays, rule),
             loop=self._loop(app, arrays),
+            rounds=self._planned(app),
         )
 
+    def _planned(self, app: ServerApp) -> int | None:
+        """Return the rounds of the strategy, or those of the configuration."""
+        strategy = app.wishes.strategy
+        rounds = 0 if strategy is None else strategy.num_rounds
+        return rounds if 0 < rounds <= MAX_ROUNDS else self.rounds
+
     def _loop(self, app: ServerApp, arrays: AppArrays | None) -> "Callable[..., AppLoop]":
-        settings = AppSettings(timeout_s=self._settings.timeout_s, arrays=arrays)
+        settings = AppSettings(
+            timeout_s=self._settings.timeout_s, rounds=self.rounds or 0, arrays=arrays
+        )
         return lambda services, attempt: AppLoop(services, attempt, app, settings)
 
 

@@ -85,6 +85,8 @@ class AppSettings:
 
     timeout_s: float
     """Longest time between two actions of the app, seconds."""
+    rounds: int = 0
+    """Rounds by the configuration of the app; 0 is unknown."""
     arrays: AppArrays | None = None
     """Arrays of which a rule of ours merges the floats; None: the app merges."""
 
@@ -208,6 +210,11 @@ class AppLoop(TrainingLoop):
         return wishes.is_done and not wishes.groups
 
     @property
+    def _planned(self) -> int | None:
+        strategy = self._app.wishes.strategy
+        return self._settings.rounds if strategy is None else strategy.num_rounds
+
+    @property
     def _selects_itself(self) -> bool:
         return isinstance(self._decisions.selector, ApplicationCohort)
 
@@ -280,6 +287,8 @@ class AppLoop(TrainingLoop):
     def _report_app_waits(self) -> None:
         waits, self._app.wishes.waits = self._app.wishes.waits, None
         assert waits is not None
+        if not waits.waited_s:  # it waited for the fleet, as the run does
+            return
         needed = f" of {waits.needed}" if waits.needed else ""
         line = (
             f"the app waits for devices: {waits.offered}{needed} are willing, for "

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,13 +178,18 @@ class Wishes:
     last: bytes = b""
     """Records with the last arrays."""
 
+    def first(self) -> bool | None:
+        """Return True once it is known whether the app has a strategy."""
+        has_begun = self.strategy or self.waits or self.groups or self.is_done
+        return True if has_begun else None
+
 
 class _Output:
     """Copies the output of the app to a log of bounded size; keeps the last lines."""
 
     def __init__(self, source: int, path: Path) -> None:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._source, self._path = source, path
+        self._source, self.path = source, path
         self._thread = threading.Thread(target=self._copy, name="output of the app", daemon=True)
         self._thread.start()
 
@@ -193,9 +198,14 @@ class _Output:
         self._thread.join(0.2)  # another process may have its output, too
         return [one_line(line, MAX_LINE) for line in self._lines if line.strip()]
 
+    def note(self, lines: Sequence[str]) -> None:
+        """Add lines to the log, after what the app has written."""
+        with suppress(OSError), self.path.open("a", encoding="utf-8") as log:
+            log.write("".join(f"{line}\n" for line in lines))
+
     def _copy(self) -> None:
         left, partial = MAX_LOG_BYTES, b""
-        with open(self._source, "rb", buffering=0) as source, self._path.open("ab") as log:
+        with open(self._source, "rb", buffering=0) as source, self.path.open("ab") as log:
             while data := source.read(1 << 16):
                 with suppress(OSError):
                     log.write(data[:left])
@@ -223,8 +233,6 @@ class ServerApp:
         self._sending = threading.Lock()
         self._changed = anyio.Event()
         self._payloads: dict[int, bytes] = {}
-        self.trace: list[Printable] = []
-        """The last lines of the traceback of an app that has failed."""
         self.failure: AppError | None = None
         """Why the app has ended before it was done."""
         self.wishes = Wishes()
@@ -344,8 +352,11 @@ class ServerApp:
                 wishes.is_done, wishes.last = True, bytes(parts.get("arrays", b""))
             case "failed":
                 lines = [one_line(str(line), MAX_LINE) for line in header.get("trace", [])]
-                self.trace = lines[-LAST_LINES:]
-                raise AppError(f"app: {one_line(str(header.get('error', '')), MAX_LINE)}")
+                self._output.note(lines[-LAST_LINES:])
+                raise AppError(
+                    f"app: {one_line(str(header.get('error', '')), MAX_LINE)}; its log is "
+                    f"{self._output.path}"
+                )
             case other:
                 raise AppError(f"app: its process sent an unknown frame {other!r:.60}")
 

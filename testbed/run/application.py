@@ -30,6 +30,8 @@ class ApplicationTask:
     raw_merger: "RawMerger"
     loop: Callable[[RunServices, int], TrainingLoop]
     """Drives the rounds."""
+    rounds: int | None = None
+    """How many there will be; None: it does not say."""
 
 
 class Application(Protocol):
@@ -38,6 +40,11 @@ class Application(Protocol):
     @property
     def experiment(self) -> Experiment:
         """The experiment as the application changes it: its task and its rounds are its own."""
+        ...
+
+    @property
+    def rounds(self) -> int | None:
+        """Rounds that it plans, as far as that is known before its start; None: unknown."""
         ...
 
     @property

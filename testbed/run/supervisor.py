@@ -1,6 +1,7 @@
 """The supervisor of one run: it starts broker, fleet and coordinator, and ends them."""
 
 import os
+import re
 import secrets
 import shutil
 import time
@@ -12,7 +13,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -132,6 +133,12 @@ class RunPlan:
     """What the user must know before the run, in lines."""
 
     @property
+    def rounds(self) -> int | None:
+        """Planned rounds; None: only an application knows them."""
+        is_own = self.application is None or self.application.rounds is not None
+        return self.experiment.rounds if is_own else None
+
+    @property
     def knows_fleet(self) -> bool:
         """Whether the names of the devices are known before they join."""
         return self.has_fleet or not self.experiment.has_emulated
@@ -212,6 +219,9 @@ async def _run(
     with named_if_slow("the data set and the model"):
         loaded = await _load(plan, awaited, attacks, client_server, early)
     data, artifact = loaded.data, loaded.artifact
+    if loaded.rounds is not None:
+        experiment = msgspec.structs.replace(experiment, rounds=loaded.rounds)
+        plan = replace(plan, experiment=experiment)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
     costs = None if artifact.client else await _costs(plan, devices, artifact)
@@ -250,7 +260,7 @@ async def _run(
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
             with named_if_slow("the store of the run"):
                 store, attempt, moved = await anyio.to_thread.run_sync(
-                    _open_store, plan, artifact, origin
+                    _open_store, plan, loaded, origin
                 )
         watching: Sequence[Watching] = ()
         try:
@@ -685,6 +695,8 @@ class _Loaded:
     client_evaluates: bool = False
     loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
     """Makes the driver of the rounds."""
+    rounds: int | None = None
+    """Rounds of an application; None: it does not say, or the experiment does."""
 
 
 def _client_server(plan: RunPlan, early: AsyncExitStack) -> "ClientServer | None":
@@ -730,6 +742,7 @@ async def _load(
             started.raw,
             started.raw_merger,
             loop=started.loop,
+            rounds=started.rounds,
         )
     if client_server is not None:
         from fairbed.testbed.run.clients import load_task
@@ -800,9 +813,15 @@ def _provenance(
     return inputs, msgspec.structs.replace(found, calibration=_calibration(plan, costs))
 
 
-def _open_store(
-    plan: RunPlan, artifact: Artifact, found: Provenance
-) -> tuple[Store, int, str | None]:
+def _stored_toml(plan: RunPlan, loaded: _Loaded) -> str:
+    """Return the experiment as it is stored; without rounds if only an application knows them."""
+    toml = plan.experiment.resolved_toml()
+    if plan.application is None or loaded.rounds is not None:
+        return toml
+    return re.sub(r"^rounds = [0-9]+\n", "", toml, count=1, flags=re.MULTILINE)
+
+
+def _open_store(plan: RunPlan, loaded: _Loaded, found: Provenance) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
     if not (plan.folder / DATABASE).exists():
         return (
@@ -811,13 +830,13 @@ def _open_store(
                 NewRun(
                     run_id=plan.run_id,
                     name=plan.experiment.name,
-                    experiment_toml=plan.experiment.resolved_toml(),
+                    experiment_toml=_stored_toml(plan, loaded),
                     seed=plan.experiment.seed,
                     config_hash=plan.experiment.hash(),
                     version=agent_version(),
                     provenance=found,
                     dilation=plan.dilation,
-                    task=artifact.spec.kind,
+                    task=loaded.artifact.spec.kind,
                 ),
             ),
             0,

@@ -140,7 +140,10 @@ class AppLink:
     @property
     def nodes(self) -> tuple[int, ...]:
         """Ids of the devices that are willing; waits until the fleet of the run is there."""
-        return self._nodes if self._nodes is not None else self._wait(lambda: self._nodes)
+        if self._nodes is None:
+            self.send({"is": "waits", "round": 0, "waited_s": 0.0, "offered": 0, "needed": 0})
+            return self._wait(lambda: self._nodes)
+        return self._nodes
 
     def cohort(self, round_number: int) -> tuple[int, ...]:
         """Ask for the cohort of a round and wait for it."""
