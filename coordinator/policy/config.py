@@ -316,11 +316,14 @@ Policy: TypeAlias = Literal[
     "rbcs-f-known",
     "fedcs-oracle",
     "fastest-known",
+    "app",
 ]
 POLICIES: tuple[str, ...] = tuple(sorted(get_args(Policy)))
 """The built-in policies; others are plug-ins."""
 ORACLE_POLICIES: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
 """Oracle policies, which get the true expected times; only a replay has them."""
+APP: Policy = "app"
+"""An application selects by itself; only a live run of one has this policy."""
 
 
 ESTIMATORS = ("phases", "ridge")
@@ -359,7 +362,7 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """`[selection]`: the selection of devices for a round."""
 
     policy: Annotated[str, Meta(examples=list(POLICIES))] = "rbcs-f"
-    """Policy that selects the devices of a round."""
+    """Policy that selects the devices of a round; `app`: the strategy of an application."""
     options: dict[str, Any] = {}
     """Keyword arguments of a plug-in selector."""
     per_round: PositiveInt = 4
@@ -440,9 +443,10 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     def limits_misses(self) -> bool:
         """Devices that keep missing the deadline are excluded.
 
-        Random policies guarantee rates that an exclusion would break; a plug-in decides for itself.
+        Random policies guarantee rates that an exclusion would break; a plug-in and an application
+        decide for themselves.
         """
-        is_exempt = self.is_plugin or self.policy in ("uniform", "weighted")
+        is_exempt = self.is_plugin or self.policy in ("uniform", "weighted", APP)
         return self.miss_limit > 0 and not is_exempt
 
     @property
@@ -530,6 +534,8 @@ RULES_BY_EXAMPLES = ("fedavg", "q-fedavg", "q-fedsgd", "term", "propfair")
 class AggregationConfig(Section, frozen=True, kw_only=True):
     """`[aggregation]`: the merge of updates."""
 
+    by: Literal["rule", "app"] = "rule"
+    """What merges: the rules below, or the strategy of an application, which alone sets `app`."""
     rule: Annotated[str, Meta(examples=list(RULES))] = "fedavg"
     """Rule that decides the weights of the updates of a round."""
     defence: Defence = "none"

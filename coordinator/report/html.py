@@ -53,6 +53,7 @@ from fairbed.coordinator.report.quality import noise_mark
 from fairbed.coordinator.report.quantities import MISSING, clock, instant, ratio
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import (
+    BY_APP,
     DeviceSummary,
     ExchangeSummary,
     RunSummary,
@@ -613,6 +614,8 @@ def _merge(s: RunSummary) -> str:
     a = s.aggregation
     if a.rule is None:
         return ""
+    if a.rule == "app":
+        return BY_APP
     defence = f"defence {a.defence}, " if a.defence != "none" else ""
     return (
         f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "

@@ -271,7 +271,7 @@ def _aggregation(planned: PlannedAggregation) -> AggregationSummary:
     """Return the steps of the aggregation."""
     default = AggregationConfig(rule=planned.rule or "fedavg").weighting
     return AggregationSummary(
-        rule=planned.rule,
+        rule="app" if planned.by == "app" else planned.rule,
         weights=planned.weights or default,
         defence=planned.defence,
         pseudo_gradient=planned.pseudo_gradient,

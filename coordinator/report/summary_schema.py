@@ -465,10 +465,15 @@ class RoundTimes(Struct, frozen=True, kw_only=True):
     """Rounds that are not void, of all closed rounds, by key."""
 
 
+BY_APP = "by the strategy of the application"
+"""How a run merges whose rule is `app`."""
+
+
 class AggregationSummary(Struct, frozen=True, kw_only=True):
     """The steps of the aggregation, keys of `[aggregation]`."""
 
     rule: str | None
+    """`app`: the strategy of an application merges, and the other steps do not act."""
     weights: str
     """Weight of a device before its loss counts; the default of the rule unless it was set."""
     defence: str

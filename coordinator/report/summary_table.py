@@ -27,6 +27,7 @@ from fairbed.coordinator.report.quantities import (
     seconds,
 )
 from fairbed.coordinator.report.summary_schema import (
+    BY_APP,
     AlertSummary,
     Attackers,
     DeviceSummary,
@@ -543,6 +544,8 @@ def _merge(s: RunSummary) -> list[tuple[str, str]]:
     a = s.aggregation
     if a.rule is None:
         return []
+    if a.rule == "app":
+        return [("merge", BY_APP)]
     defence = "" if a.defence == "none" else f"defence {a.defence}, "
     ignored = " (no effect)" if are_weights_ignored(a.defence, a.pseudo_gradient) else ""
     return [

@@ -152,6 +152,19 @@ class ModelVersions:
             await self._public.publish(smaller, encoded.blob)
         await self._public.publish(manifest, data)
 
+    async def publish_beside(self, raw: bytes) -> Manifest:
+        """Publish a blob that devices get in place of the version; return its manifest.
+
+        It is removed with the next version. An application sends such blobs, without vectors.
+        """
+        chunk_bytes = self._chunk_bytes(len(raw), self._manifest)
+        manifest = await anyio.to_thread.run_sync(manifest_of, raw, "model", chunk_bytes)
+        manifest = self._public.named(structs.replace(manifest, raw_bytes=len(raw)))
+        if manifest.id not in self._kept:
+            self._kept.add(manifest.id)
+            await self._public.publish(manifest, raw)
+        return manifest
+
     async def retire_all_but(self, pulled: Collection[bytes]) -> None:
         """Remove the blobs of earlier versions from the broker, except those that are `pulled`."""
         for blob_id in sorted(self._kept.difference(pulled)):

@@ -108,6 +108,8 @@ class TrainingSetup:
     """The emulated ones, for reports only; the others are physical."""
     fitting: Fitting | None = None
     """Fits training into the memory of devices; None: it needs little."""
+    loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
+    """Makes the driver of the rounds: that of an application, if there is one."""
     client_evaluates: bool = False
     """The task has a client, which evaluates the model on the examples of its device."""
 
@@ -314,7 +316,7 @@ class Coordinator:
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )
         services = self._build_services(fleet, executor, side_traffic)
-        loop = TrainingLoop(services, self._setup.attempt)
+        loop = self._setup.loop(services, self._setup.attempt)
         commands = OperatorCommands(
             loop,
             registry,
@@ -417,7 +419,7 @@ class Coordinator:
             log.event("alerts", ALERTS_OFF, level="warning")
         predicted = self._setup.artifact.predicted
         receivers: list[Receiver] = []
-        loss_queries = own_data_tests = personal_scores = None
+        query_executor = loss_queries = own_data_tests = personal_scores = None
         has_tests = config.held_out is not None
         if self._setup.artifact.client is not None:
             has_tests &= self._setup.client_evaluates
@@ -450,6 +452,7 @@ class Coordinator:
             loss_queries=loss_queries,
             personal_scores=personal_scores,
             own_data_tests=own_data_tests,
+            query_executor=query_executor,
             executor=executor,
             event_log=log,
             loop_lag=self._loop_lag,

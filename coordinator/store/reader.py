@@ -84,6 +84,7 @@ class PlannedSelection(Struct, frozen=True, kw_only=True):
 class PlannedAggregation(Struct, frozen=True, kw_only=True):
     """The part of `[aggregation]` that is shown."""
 
+    by: str = "rule"
     rule: str | None = None
     weights: str | None = None
     defence: str = "none"
@@ -96,6 +97,8 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
     @property
     def steps(self) -> str:
         """Rule, and the other steps that are not FedAvg's, as in `aaggff-d, fednova, adam`."""
+        if self.by == "app":
+            return "app"
         steps = (self.rule, self.defence, self.pseudo_gradient, self.server, self.step)
         usual = (None, "none", "average", "plain", "as-published")
         return ", ".join(step for step in steps if step not in usual)

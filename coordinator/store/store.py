@@ -226,6 +226,19 @@ def verified_checkpoint(
     return None, None
 
 
+def stored_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest intact checkpoint of a run that no process writes; None without a run.
+
+    Raises:
+        StoreError: There are checkpoints, but no intact one.
+    """
+    path = folder / DATABASE
+    if not path.exists():
+        return None
+    with closing(open_readonly(path)) as connection, translated(path):
+        return verified_checkpoint(folder, connection)[0]
+
+
 def last_instant(connection: sqlite3.Connection) -> float:
     """Return the latest instant in any table, seconds; 0 for a new run."""
     last = 0.0

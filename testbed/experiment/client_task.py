@@ -76,11 +76,11 @@ def name_of(folder: Path) -> str:
     return name[:LONGEST_NAME].rstrip("-") or "client"
 
 
-def code_of(training: TrainingConfig, folder: Path) -> ClientCode:
-    """Return the code of a client, and the interpreter that runs it."""
+def code_of(training: TrainingConfig, folder: Path, kind: str = "class") -> ClientCode:
+    """Return the code of a client of a kind, and the interpreter that runs it."""
     assert training.client is not None
     return ClientCode(
-        kind="class",
+        kind=kind,
         folder=str(folder),
         path=training.client,
         options=training.client_options,
@@ -123,7 +123,7 @@ def load_client(
             f"{where}: initial must return within {INITIAL_S:g} s, got none; make it faster"
         ) from exc
     arrays = _arrays(answer.get("arrays"), where)
-    layout = _layout(arrays, where)
+    layout = client_layout(arrays, where)
     vector = np.frombuffer(bytes(parts.get("vector", b"")), "<f4").astype(np.float32)
     raw = bytes(parts.get("raw", b""))
     if vector.shape != (layout.n_values,) or bool(raw) != bool(raw_arrays(arrays)):
@@ -138,7 +138,10 @@ def load_client(
         loss_metric=training.loss_metric,
     )
     artifact = Artifact(
-        spec=_spec(training.client or "", layout, dataset), train=b"", evaluate=b"", client=source
+        spec=client_spec(training.client or "", layout, dataset),
+        train=b"",
+        evaluate=b"",
+        client=source,
     )
     return ClientTask(artifact, vector, raw, bool(answer.get("has_evaluate")))
 
@@ -206,7 +209,7 @@ def _arrays(found: Any, where: str) -> tuple[ClientArray, ...]:
     return arrays
 
 
-def _layout(arrays: Sequence[ClientArray], where: str) -> Layout:
+def client_layout(arrays: Sequence[ClientArray], where: str) -> Layout:
     """Return the floats of a client as parameters, in its order.
 
     Raises:
@@ -229,7 +232,7 @@ def _layout(arrays: Sequence[ClientArray], where: str) -> Layout:
         raise ExperimentError(f"{where}: initial: {exc}") from exc
 
 
-def _spec(path: str, layout: Layout, dataset: Dataset | None) -> TaskSpec:
+def client_spec(path: str, layout: Layout, dataset: Dataset | None) -> TaskSpec:
     """Return a description of which the layout counts, and the examples if there are any."""
     check = SelfCheck(seed=0, batch=1, loss=0.0, gradient_l2=0.0)
     if dataset is None:

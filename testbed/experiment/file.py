@@ -23,6 +23,7 @@ from fairbed.coordinator.policy.combinations import (
     weights_problem,
 )
 from fairbed.coordinator.policy.config import (
+    APP,
     EMULATED_JOIN_TIMEOUT_S,
     JOIN_TIMEOUT_S,
     AggregationConfig,
@@ -378,7 +379,8 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"fleet.physical: names must differ, got {twice!r} twice; list each device once"
             )
         devices = self.shards if self.fleet else 0
-        if devices and not self.round.is_buffered and self.selection.per_round > devices:
+        is_selected_here = self.selection.policy != APP and not self.round.is_buffered
+        if devices and is_selected_here and self.selection.per_round > devices:
             raise ValueError(
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
                 f"got {self.selection.per_round}; lower it or add devices"

@@ -27,14 +27,14 @@ def client_folder(experiment: Experiment) -> Path:
 
 
 @contextmanager
-def open_server(experiment: Experiment) -> Iterator[ClientServer]:
-    """Start the server of the clients on this machine; it ends with the block.
+def open_server(experiment: Experiment, kind: str = "class") -> Iterator[ClientServer]:
+    """Start the server of the clients of a kind on this machine; it ends with the block.
 
     Raises:
         ExperimentError: Its interpreter cannot be started.
     """
     try:
-        server = ClientServer(code_of(experiment.training, client_folder(experiment)))
+        server = ClientServer(code_of(experiment.training, client_folder(experiment), kind))
     except ClientFailed as exc:
         raise ExperimentError(
             f"training.client_python: {str(exc).removeprefix('client: ')}"

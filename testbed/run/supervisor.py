@@ -1,6 +1,7 @@
 """The supervisor of one run: it starts broker, fleet and coordinator, and ends them."""
 
 import os
+import re
 import secrets
 import shutil
 import time
@@ -12,7 +13,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,12 +28,12 @@ from anyio.abc import Process, TaskGroup
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import DeviceControl, HostServices, no_earlier_names
-from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.rounds.loop import RoundProgress, RunServices, TrainingLoop
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE, StartLock
-from fairbed.coordinator.store.store import check_not_done
+from fairbed.coordinator.store.store import check_not_done, stored_checkpoint
 from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
@@ -96,10 +97,11 @@ from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
 
 if TYPE_CHECKING:
-    from fairbed.coordinator.rounds.raw_updates import RuleMerger
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
     from fairbed.device_agent.clients.process import ClientServer
     from fairbed.testbed.emulation.malicious import Attack
+    from fairbed.testbed.run.application import Application
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,16 @@ class RunPlan:
     """What follows the run for a person."""
     hosts: FleetHosts | None = None
     """The hosts that emulate the devices; None is this machine."""
+    application: "Application | None" = None
+    """What drives the rounds and has their task; None: the experiment has."""
+    remarks: Sequence[str] = ()
+    """What the user must know before the run, in lines."""
+
+    @property
+    def rounds(self) -> int | None:
+        """Planned rounds; None: only an application knows them."""
+        is_own = self.application is None or self.application.rounds is not None
+        return self.experiment.rounds if is_own else None
 
     @property
     def knows_fleet(self) -> bool:
@@ -205,8 +217,11 @@ async def _run(
     awaited = names if plan.knows_fleet else fleet_names(experiment)
     client_server = _client_server(plan, early)
     with named_if_slow("the data set and the model"):
-        loaded = await _load(plan, awaited, attacks, client_server)
+        loaded = await _load(plan, awaited, attacks, client_server, early)
     data, artifact = loaded.data, loaded.artifact
+    if loaded.rounds is not None:
+        experiment = msgspec.structs.replace(experiment, rounds=loaded.rounds)
+        plan = replace(plan, experiment=experiment)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
     costs = None if artifact.client else await _costs(plan, devices, artifact)
@@ -245,7 +260,7 @@ async def _run(
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
             with named_if_slow("the store of the run"):
                 store, attempt, moved = await anyio.to_thread.run_sync(
-                    _open_store, plan, artifact, origin
+                    _open_store, plan, loaded, origin
                 )
         watching: Sequence[Watching] = ()
         try:
@@ -611,6 +626,7 @@ def _coordinator(
         raw=loaded.raw,
         raw_merger=loaded.raw_merger,
         client_evaluates=loaded.client_evaluates,
+        loop=loaded.loop,
         decisions=make_decisions(config),
         attempt=parts.attempt,
         device_names=parts.names,
@@ -674,9 +690,13 @@ class _Loaded:
     vector: Vector
     """Shape (n_values,)."""
     raw: bytes = b""
-    raw_merger: "RuleMerger | None" = None
+    raw_merger: "RawMerger | None" = None
     """None: the model has floats only."""
     client_evaluates: bool = False
+    loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
+    """Makes the driver of the rounds."""
+    rounds: int | None = None
+    """Rounds of an application; None: it does not say, or the experiment does."""
 
 
 def _client_server(plan: RunPlan, early: AsyncExitStack) -> "ClientServer | None":
@@ -696,7 +716,8 @@ def _client_server(plan: RunPlan, early: AsyncExitStack) -> "ClientServer | None
         return None
     from fairbed.testbed.run.clients import open_server
 
-    return early.enter_context(open_server(plan.experiment))
+    kind = "class" if plan.application is None else plan.application.kind
+    return early.enter_context(open_server(plan.experiment, kind))
 
 
 async def _load(
@@ -704,9 +725,25 @@ async def _load(
     names: list[str],
     attacks: "list[Attack | None]",
     client_server: "ClientServer | None",
+    early: AsyncExitStack,
 ) -> _Loaded:
-    """Load the data and the task in threads."""
+    """Load the data and the task in threads, or start the application, which `early` ends."""
     places, data = await anyio.to_thread.run_sync(_load_data, plan, names, attacks)
+    if plan.application is not None:
+        checkpoint = await anyio.to_thread.run_sync(stored_checkpoint, plan.folder)
+        started = await early.enter_async_context(
+            plan.application.running(plan.folder, plan.run_id, checkpoint)
+        )
+        return _Loaded(
+            places,
+            None,
+            started.artifact,
+            started.vector,
+            started.raw,
+            started.raw_merger,
+            loop=started.loop,
+            rounds=started.rounds,
+        )
     if client_server is not None:
         from fairbed.testbed.run.clients import load_task
 
@@ -776,9 +813,15 @@ def _provenance(
     return inputs, msgspec.structs.replace(found, calibration=_calibration(plan, costs))
 
 
-def _open_store(
-    plan: RunPlan, artifact: Artifact, found: Provenance
-) -> tuple[Store, int, str | None]:
+def _stored_toml(plan: RunPlan, loaded: _Loaded) -> str:
+    """Return the experiment as it is stored; without rounds if only an application knows them."""
+    toml = plan.experiment.resolved_toml()
+    if plan.application is None or loaded.rounds is not None:
+        return toml
+    return re.sub(r"^rounds = [0-9]+\n", "", toml, count=1, flags=re.MULTILINE)
+
+
+def _open_store(plan: RunPlan, loaded: _Loaded, found: Provenance) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
     if not (plan.folder / DATABASE).exists():
         return (
@@ -787,13 +830,13 @@ def _open_store(
                 NewRun(
                     run_id=plan.run_id,
                     name=plan.experiment.name,
-                    experiment_toml=plan.experiment.resolved_toml(),
+                    experiment_toml=_stored_toml(plan, loaded),
                     seed=plan.experiment.seed,
                     config_hash=plan.experiment.hash(),
                     version=agent_version(),
                     provenance=found,
                     dilation=plan.dilation,
-                    task=artifact.spec.kind,
+                    task=loaded.artifact.spec.kind,
                 ),
             ),
             0,
