@@ -127,7 +127,8 @@ class Assignments:
             model=self._versions.manifest,
             hyperparameters=self._registry.fitted(device, hyperparameters),
             seed=seed,
-            needs_loss=self._decisions.aggregator.needs_loss,
+            needs_loss=self._decisions.aggregator.needs_loss
+            or bool(self._config.training.loss_metric),
             deadline_s=settings.late_limit_s or settings.deadline_s,
             keep_warm=settings.merges_late_updates and device.trained_last,
             coding=self._versions.coding(device),

@@ -86,7 +86,7 @@ def plan_run(
         StoreError: The run cannot be read.
     """
     named = named_experiment(given, settings, seed, out, "run")
-    experiment = _with_host_speed(named.experiment)
+    experiment = _with_client_paths(_with_host_speed(named.experiment), named.origin)
     run_id = named.folder.name if named.folder else new_id(experiment.name)
     folder = named.folder or out or RUNS / run_id
     if holds_run(folder):
@@ -96,6 +96,11 @@ def plan_run(
         check_new(folder)
     host, port = _listen(listen)
     if hosts is not None:
+        if experiment.training.client is not None:
+            raise UsageError(
+                "training.client: must be left out with --cluster, whose hosts have not the code, "
+                f"got {experiment.training.client!r}; emulate the devices on this machine"
+            )
         hosts.check(experiment, is_plain=is_plain)
         host = hosts.address
     elif not (is_loopback(host) or is_plain):
@@ -333,6 +338,30 @@ def _check_policy(experiment: Experiment) -> None:
             f"selection.policy: must not need true exchange times in a live run, got "
             f"{selection.policy!r}; use rbcs-f, fedcs, oort, power-of-choice or uniform"
         )
+
+
+def _with_client_paths(experiment: Experiment, origin: Path) -> Experiment:
+    """Return the experiment with whole paths of its client, so that a stored one has them.
+
+    Raises:
+        UsageError: The folder of the client does not exist.
+    """
+    training = experiment.training
+    if training.client is None:
+        return experiment
+    folder = (origin / (training.client_folder or "")).absolute()
+    if not os.path.isdir(folder):
+        raise UsageError(
+            f"training.client_folder: must be the folder with the code of the client, got "
+            f"{folder}, which does not exist; correct it"
+        )
+    python = training.client_python
+    if python is not None and os.sep in python:
+        python = os.path.abspath(origin / python)
+    training = msgspec.structs.replace(
+        training, client_folder=os.path.realpath(folder), client_python=python
+    )
+    return msgspec.structs.replace(experiment, training=training)
 
 
 def _with_host_speed(experiment: Experiment) -> Experiment:
