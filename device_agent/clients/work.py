@@ -474,7 +474,7 @@ class ClientWork:
                 should_stop,
                 self._task.source.grace_s,
             )
-        answer["total_s"] = time.monotonic() - begun_s
+            answer["total_s"] = time.monotonic() - begun_s  # before an emulated device catches up
         if answer.get("is") != "done":
             raise ValueError("client: must answer with a result")
         warnings = answer.get("warnings")
@@ -512,7 +512,7 @@ class ClientWork:
         if state.nbytes > most:
             raise RoundFailed(
                 f"client: its state must have at most {most:,} bytes, got {state.nbytes:,}; keep "
-                "less of it, or raise training.client_state_bytes"
+                "less of it"
             )
         if state.nbytes or self._store.load_bytes(task.sha256, task.about.run) is not None:
             self._store.save_bytes(

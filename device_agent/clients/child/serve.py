@@ -309,6 +309,9 @@ class Server:
             cause = exc if exc.__cause__ is None else exc.__cause__
             trace = [] if isinstance(cause, ClientError) else trace_of(cause, self._loading.folder)
             self._failure = {"is": "failed", "error": one_line(exc), "trace": trace}
+        if "torch" in sys.modules:  # its optimisers import this at their first step: 90 MB each
+            with suppress(Exception):
+                importlib.import_module("torch._dynamo")
         self._import_s = time.monotonic() - begun_s
         self._import_cpu_s = time.process_time() - used_s
         gc.collect()
