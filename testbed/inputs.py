@@ -46,7 +46,6 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.loading import FOLDER_VARIABLE
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.sources import Sources, sources_of
-from fairbed.wire.client_folder import folder_sha256
 from fairbed.wire.models import GROUP as MODEL_GROUP
 from fairbed.wire.models import package_of
 from fairbed.wire.plugins import Registered, installed, is_path
@@ -237,6 +236,8 @@ class InputReader:
         if dataset is not None and self._experiment.data.dataset != "synthetic":
             hashes[f"data {self._experiment.data.name}"] = dataset.whole_sha256 or dataset.sha256
         if (client := self._experiment.training.client) is not None:
+            from fairbed.wire.client_folder import folder_sha256
+
             folder = Path(self._experiment.training.client_folder or "").absolute()
             hashes[f"client {client}"] = folder_sha256(folder).hex()
         if resolved is not None:
