@@ -6,6 +6,7 @@
 | `cats.py`, `package/module.py` | a source file of a selector, rule, model, data function, ... |
 | `mine.toml`, `data:traces/x.csv` | a profile, link, population, cell, trace or log of the fleet |
 | `data NAME` | all examples and labels, before `max_examples`; not of generated data |
+| `client NAME` | the folder with the training code of the user, its names and contents |
 | `costs of MODEL from RUN` | the costs of local training that a replay took from a run |
 | `cohorts from RUN` | the cohorts of another replay that this one has |
 
@@ -234,6 +235,11 @@ class InputReader:
         hashes = {FAIRBED: product(), **self._sources, **dict(sorted(self._files.items()))}
         if dataset is not None and self._experiment.data.dataset != "synthetic":
             hashes[f"data {self._experiment.data.name}"] = dataset.whole_sha256 or dataset.sha256
+        if (client := self._experiment.training.client) is not None:
+            from fairbed.wire.client_folder import folder_sha256
+
+            folder = Path(self._experiment.training.client_folder or "").absolute()
+            hashes[f"client {client}"] = folder_sha256(folder).hex()
         if resolved is not None:
             hashes |= _costs(resolved) | _cohorts(resolved)
         return Inputs(hashes, tuple(sorted(self._stale)))

@@ -81,6 +81,16 @@ FEATURES = {
         "testbed/replay/world/shared_air.py",
     ),
     "dilation": ("testbed/host/dilation.py",),
+    "clients": (
+        "coordinator/algorithms/aggregation/raw.py",
+        "coordinator/policy/client.py",
+        "coordinator/records/client_metrics.py",
+        "coordinator/rounds/raw_updates.py",
+        "device_agent/clients/work.py",
+        "testbed/experiment/client_task.py",
+        "testbed/run/clients.py",
+        "wire/records.py",
+    ),
     "codecs": ("wire/codecs/half.py", "wire/codecs/int8.py", "wire/codecs/top_k.py"),
 }
 """Modules of each feature; a file that a tree does not have does not count."""
