@@ -99,6 +99,7 @@ def look_at(path: Path, app: FlowerApp) -> Interpreter:
             timeout=PROBE_S,
             check=False,
             stdin=subprocess.DEVNULL,
+            env=_environment(),
         )
         found = json.loads(ended.stdout)
         python, versions = tuple(found["python"]), dict(found["versions"])
@@ -151,11 +152,9 @@ def set_up(
 
 
 def _run(command: list[str]) -> None:
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    environment.pop("PYTHONPATH", None)
     try:
         ended = subprocess.run(
-            command, capture_output=True, timeout=INSTALL_S, check=False, env=environment
+            command, capture_output=True, timeout=INSTALL_S, check=False, env=_environment()
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise RunError(
@@ -168,6 +167,13 @@ def _run(command: list[str]) -> None:
             f"flower setup: {' '.join(command[1:4])} failed: {one_line(said, 300)}; correct it and "
             "run the command again"
         )
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of another interpreter: the path of this one is not its own."""
+    own = ("PYTHONPATH", "PYTHONHOME")
+    kept = {name: value for name, value in os.environ.items() if name not in own}
+    return kept | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def line_for_experiment(python: Path) -> str:

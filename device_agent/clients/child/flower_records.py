@@ -19,7 +19,14 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fairbed.device_agent.clients.child.kinds import ClientError
-from fairbed.wire.records import Record, Records, RecordsError, decode_records, encode_records
+from fairbed.wire.records import (
+    DTYPES,
+    Record,
+    Records,
+    RecordsError,
+    decode_records,
+    encode_records,
+)
 
 ABOUT = "fairbed.message"
 """Record with type, group and TTL of a message."""
@@ -125,6 +132,11 @@ def _plain(where: str, array: Any) -> Any:
         raise ClientError(
             f"{where}: must be an array of numbers, got {' '.join(str(exc).split())}"
         ) from exc
+    if found.dtype.name not in DTYPES:
+        raise ClientError(
+            f"{where}: must be an array of floats, integers or booleans, got dtype "
+            f"{found.dtype.name:.60}"
+        )
     return found
 
 

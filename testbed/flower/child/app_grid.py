@@ -32,6 +32,9 @@ NODE_ID = 1
 MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = 3, 5
 """Codes of `flwr.common.constant.ErrorCode`."""
 
+KINDS = ("train", "evaluate", "query")
+"""First parts of the types of messages; the older API has others, which are queries here."""
+
 LINGER_S = 0.2
 """Time that a group of messages waits for more of them, if they are pushed one by one."""
 
@@ -146,19 +149,25 @@ class AppGrid(Grid):  # type: ignore[misc]  # Flower is not in the environment o
     def send_and_receive(
         self, messages: Iterable[Any], *, timeout: float | None = None
     ) -> Iterable[Any]:
-        """Send messages, wait for their replies and return them in the order of the messages.
+        """Send messages, wait for their replies and return them in the order of the nodes.
 
-        What has no reply after `timeout` seconds has none in the result.
+        Strategies sample in a random order, and sums of floats depend on it. What has no reply after `timeout` seconds has none in the result.
         """
         begun_s = time.monotonic()
-        ids = self._push(messages, timeout_s=timeout, is_whole=True)
+        # The proxies of the older strategies call this in threads, each for one message of a round.
+        is_whole = threading.current_thread() is threading.main_thread()
+        ids = self._push(messages, timeout_s=timeout, is_whole=is_whole)
         if not ids:
             return []
         until_s = max(self._pushed[each].ends_s for each in ids)
         if timeout is not None:
             until_s = min(until_s, begun_s + timeout)
         self._link.wait_for_replies(ids, until_s)
-        found = list(self.pull_messages(ids))
+        order = {node: at for at, node in enumerate(self._link.nodes)}
+        last = len(order)
+        found = sorted(
+            self.pull_messages(ids), key=lambda each: order.get(each.metadata.src_node_id, last)
+        )
         late = [each for each in ids if each in self._pushed]
         for each in late:
             del self._pushed[each]
@@ -227,11 +236,13 @@ class AppGrid(Grid):  # type: ignore[misc]  # Flower is not in the environment o
         messages = []
         for sent, config in group.messages:
             messages.append({**sent, "config": configs.setdefault(config, len(configs))})
-        self._strategies.check_push(group.type, [each["node"] for each in messages])
+        kind = group.type
+        is_known = kind.partition(".")[0] in KINDS
+        self._strategies.check_push(kind, [each["node"] for each in messages])
         header = {
             "is": "push",
             "round": group.round,
-            "type": group.type,
+            "type": kind if is_known else f"query.{group.type}",
             "group": group.group,
             "is_whole": is_whole,
             "timeout_s": timeout_s or 0.0,

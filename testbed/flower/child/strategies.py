@@ -89,7 +89,8 @@ class Strategies:
         """Return the nodes that the app sees; note an app that polls them."""
         self._link.check()
         nodes = self._link.nodes if self._cohort is None else self._cohort
-        self._note_poll(nodes)
+        if threading.current_thread() is threading.main_thread():
+            self._note_poll(nodes)
         return nodes
 
     def check_node(self, type_: str, node: int) -> None:

@@ -129,6 +129,10 @@ class AppRun:
     """Arrays at the end by key."""
     replies: list[tuple[str, Header]] = field(default_factory=list)
     output: str = ""
+    layout: list[Any] = field(default_factory=list)
+    """Key, dtype and shape of each array, if our rule merges."""
+    raw: Records = field(default_factory=dict)
+    """The part of the last payload that is not in the vector."""
 
     def __post_init__(self) -> None:
         names = [f"pi-{number}" for number in range(self.devices)]
@@ -208,7 +212,6 @@ class AppRun:
             self.on_event(self, header, parts)
         match header["is"]:
             case "strategy":
-                self.layout: list[Any] = []
                 if self.merge == "ours":
                     items = decode_records(parts["arrays"])["arrays"].items
                     self.layout = [[k, x.dtype.name, list(x.shape)] for k, x in items.items()]
@@ -246,6 +249,7 @@ class AppRun:
             opened = self.clients.open(device, number, len(self.nodes), self.layout)
             assert opened["is"] == "opened", opened
         vector, raw = split_arrays(decode_records(payload), _layout(self.layout))
+        self.raw = raw
         do = "fit" if push["type"].startswith("train") else "evaluate"
         header = {"do": do, "round": push["round"], "seed": 7, "deadline_s": 60.0}
         parts = {"vector": vector.tobytes(), "raw": encode_records(raw), "config": config}
@@ -269,19 +273,12 @@ class AppRun:
             return
         assert self.mean is not None
         vector = self.mean(self.updates)
-        empty = {"arrays": _record()}
-        records = join_arrays(vector.tobytes(), empty, _layout(self.layout))
+        records = join_arrays(vector.tobytes(), self.raw, _layout(self.layout))
         self.send({"do": "merged", "round": number}, {"arrays": encode_records(records)})
 
     def has_ended(self) -> bool:
         """Whether the ServerApp has closed its connection."""
         return bool(select.select([self.link], [], [], 0.0)[0])
-
-
-def _record() -> Any:
-    from fairbed.wire.records import Record
-
-    return Record("arrays")
 
 
 def _layout(layout: Sequence[Any]) -> list[tuple[str, str, tuple[int, ...]]]:

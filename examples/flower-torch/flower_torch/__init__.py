@@ -1,0 +1,1 @@
+"""A small CNN with augmentation and Adam, as a Flower app."""

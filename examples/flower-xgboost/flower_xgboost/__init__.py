@@ -1,0 +1,1 @@
+"""Bagged trees of xgboost, as a Flower app."""
