@@ -125,6 +125,8 @@ class Score:
     bytes_down: int | None = None
     """Bytes of the model that the device downloaded to evaluate it; None if the coordinator
     evaluated it."""
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """What the client of the device measured, by its own names."""
     predictions: Predictions | None = field(default=None, compare=False, repr=False)
     """Of the examples; None if the device evaluated it, and for three classes or more."""
     class_counts: ClassCounts | None = field(default=None, compare=False, repr=False)

@@ -346,6 +346,7 @@ def _title(runs: Sequence[RunPage]) -> str:
 def _one(run: RunPage, advance: Callable[[float], None]) -> Markup:
     sections = [
         _section("summary", "Summary", _words(run.findings), _further(run.summary)),
+        *_client_section(run.summary),
         _section("what", "What was run", _what(run)),
         *_figures(_labelled([run], [""]), [""], advance),
         *_devices_section(run),
@@ -386,6 +387,7 @@ def _several(
             _banner(run),
             _words(run.findings),
             _further(s),
+            *([tag("h3", "Metrics of the client"), _client(s)] if s.client_metrics else []),
             tag("h3", "What was run"),
             _what(run),
             tag("h3", "Devices"),
@@ -533,6 +535,35 @@ def _further(s: RunSummary) -> Markup:
         for label, text, meaning in shown
     ]
     return tag("dl", *items, class_="pairs") if items else Markup("")
+
+
+def _client_section(s: RunSummary) -> list[Markup]:
+    if not s.client_metrics:
+        return []
+    return [_section("client", "Metrics of the client", _client(s))]
+
+
+def _client(s: RunSummary) -> Markup:
+    """Return the newest values of what the client measures, in a table."""
+    columns = [HtmlColumn("metric", "text"), HtmlColumn("phase", "text"), HtmlColumn("round")]
+    columns += [HtmlColumn("devices"), HtmlColumn("mean by examples"), HtmlColumn("lowest")]
+    columns += [HtmlColumn("of", "text"), HtmlColumn("highest"), HtmlColumn("of", "text")]
+    rows: list[Row] = [
+        (
+            _cut(one.name),
+            one.phase,
+            str(one.round),
+            _count(one.devices),
+            HtmlCell(f"{one.mean:.4g}", one.mean),
+            HtmlCell(f"{one.lowest:.4g}", one.lowest),
+            one.lowest_device,
+            HtmlCell(f"{one.highest:.4g}", one.highest),
+            one.highest_device,
+        )
+        for one in s.client_metrics or []
+    ]
+    note = "Named by the client of this run, which alone knows whether a large value is good."
+    return join(tag("p", note, class_="note"), html_table(columns, rows, sorts=True))
 
 
 def _what(run: RunPage) -> Markup:

@@ -7,7 +7,7 @@ of its steps does in a live run is in `TrainingLoop`.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -62,7 +62,7 @@ from fairbed.coordinator.script.round import (
     Step,
     first_table,
 )
-from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
+from fairbed.coordinator.state.exchange import DRAINING, Exchange, ExchangeState, upload_slots
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.state.waits import Waits, some
@@ -71,6 +71,7 @@ from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.wire.messages import Train
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.records.client_metrics import ClientMetrics
     from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
     from fairbed.coordinator.rounds.own_data import OwnDataTests
     from fairbed.coordinator.rounds.personal_scores import PersonalScores
@@ -183,10 +184,7 @@ class RoundProgress:
             return f"{head}  void: no update, same model  queues {row.queue_total:.2f}"
         quality = "accuracy -"
         if self.metric is not None:
-            is_regression = self.metric.accuracy_mean is None
-            mean = self.metric.rmse_mean if is_regression else self.metric.accuracy_mean
-            found = "-" if mean is None else f"{mean:.3f}"
-            quality = f"{'RMSE' if is_regression else 'accuracy'} {found}"
+            quality = _quality(self.metric)
         lost = row.selected - row.aggregated
         missing = f" ({lost} not aggregated)" if lost > 0 else ""
         return (
@@ -194,6 +192,15 @@ class RoundProgress:
             f"queues {row.queue_total:5.2f}  slowest {row.slowest}  "
             f"cohort {' '.join(self.cohort)}{missing}"
         )
+
+
+def _quality(metric: MetricRow) -> str:
+    """Return the accuracy, the error or, of a client that measures neither, the loss."""
+    if metric.accuracy_mean is not None:
+        return f"accuracy {metric.accuracy_mean:.3f}"
+    if metric.mae_mean is None and metric.loss_mean is not None:
+        return f"loss {metric.loss_mean:.3f}"
+    return f"RMSE {'-' if metric.rmse_mean is None else format(metric.rmse_mean, '.3f')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +229,8 @@ class RunServices:
     side_traffic: SideTraffic
     raw_merger: "RawMerger | None"
     """None: versions and updates have no raw part."""
+    client_metrics: "ClientMetrics | None"
+    """None: the task has no client."""
     watchers: Sequence[RunWatcher]
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
@@ -800,12 +809,32 @@ class TrainingLoop:
         for record in (*fleet_rows(selection), *(() if queries is None else queries.rows)):
             log.add(record)
         self._record_releases(ended)
+        for x in ended:
+            if x.state is ExchangeState.DONE and x.offer is not None and x.offer.metrics:
+                self._record_metrics(x.round, x.device, "fit", x.offer.metrics, x.offer.n_k)
         model, raw = self._versions.vector, self._versions.raw
         await anyio.to_thread.run_sync(
             log.store.close_round, row, selections, exchanges, self.checkpoint(), model, raw
         )
         for watcher in self._services.watchers:
             watcher.close_round(table.id, exchanges, closed.rounds_empty)
+
+    def _record_metrics(
+        self,
+        round_id: int,
+        device: str,
+        phase: Literal["fit", "evaluate"],
+        metrics: Mapping[str, float],
+        n: int,
+    ) -> None:
+        """Write what a client measured, by its own names; without a client there is nothing."""
+        rows = self._services.client_metrics
+        if rows is None:
+            return
+        for row in rows.rows(round_id, device, phase, metrics, n):
+            self._event_log.add(row)
+        if (problem := rows.warning(metrics)) is not None:
+            self._event_log.event("metrics", problem, level="warning", round_id=round_id)
 
     async def _evaluate_again(self, round_id: int) -> None:
         """Evaluate the model of a checkpoint whose process was killed before it was done."""
@@ -825,6 +854,9 @@ class TrainingLoop:
                 scores = await tests.run(
                     round_id, attempt, limit_s=self._config.test_timeout_s, is_last=is_last
                 )
+            for name, score in scores.items():
+                if score.metrics:
+                    self._record_metrics(round_id, name, "evaluate", score.metrics, score.n)
         test_set: Score | None = None
         if evaluator is not None:
             model = self._versions.vector

@@ -60,6 +60,7 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.records.client_metrics import ClientMetrics
     from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
 
@@ -419,14 +420,17 @@ class Coordinator:
         predicted = self._setup.artifact.predicted
         receivers: list[Receiver] = []
         query_executor = loss_queries = own_data_tests = personal_scores = None
-        if decisions.queries_losses or config.held_out is not None:
+        has_tests = config.held_out is not None
+        if self._setup.artifact.client is not None:
+            has_tests &= self._setup.client_evaluates
+        if decisions.queries_losses or has_tests:
             from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 
             query_executor = LossQueryExecutor(self._publisher, log, predicted)
             receivers.append(query_executor)
             if decisions.queries_losses:
                 loss_queries = LossQueries(decisions, registry, versions, query_executor, log)
-            if config.held_out is not None:
+            if has_tests:
                 from fairbed.coordinator.rounds.own_data import OwnDataTests
 
                 own_data_tests = OwnDataTests(
@@ -454,11 +458,19 @@ class Coordinator:
             loop_lag=self._loop_lag,
             side_traffic=side_traffic,
             raw_merger=self._setup.raw_merger,
+            client_metrics=self._client_metrics(),
             watchers=watchers,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,
             on_waiting=self._on_waiting,
         )
+
+    def _client_metrics(self) -> "ClientMetrics | None":
+        if self._setup.artifact.client is None:
+            return None
+        from fairbed.coordinator.records.client_metrics import ClientMetrics
+
+        return ClientMetrics(self._store.metric_names)
 
     def _restore(self, loop: TrainingLoop) -> int:
         """Restore the last checkpoint, if there is one; return the first round to run."""

@@ -358,6 +358,10 @@ class Store:
         self._evaluations: list[tuple[int, float | None]] = connection.execute(
             "SELECT round, loss_mean FROM metric ORDER BY round"
         ).fetchall()
+        self.metric_names: frozenset[str] = frozenset(
+            name for (name,) in connection.execute("SELECT DISTINCT name FROM client_metric")
+        )
+        """Names of the metrics of a client that earlier processes stored."""
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
         self.dilation = float(connection.execute("SELECT dilation FROM run").fetchone()[0])
         """Seconds of the machine per second of the run's clock."""

@@ -464,7 +464,8 @@ class ClientProcess:
         self._read_output()
         trace = header.get("trace") or []
         lines = [str(line) for line in trace] if isinstance(trace, list) else []
-        raise ClientFailed(str(header.get("error", "client: failed")), lines or self.lines.last())
+        error = str(header.get("error", "client: failed"))
+        raise ClientFailed(error, [*self.lines.last(), *lines[-SHOWN_LINES:]])
 
     def _send(self, sending: deque[memoryview]) -> None:
         while sending:

@@ -317,10 +317,10 @@ class ClientWork:
         try:
             return work()
         except ClientStopped:
-            self._process = None
+            self._end_process()  # its state has what no round has
             raise RoundFailed("stopped: the client was ended") from None
         except ClientFailed as exc:
-            self._process = None
+            self._end_process()
             _log_lines(exc)
             raise RoundFailed(one_line(exc)) from exc
         except NotPrepared as exc:

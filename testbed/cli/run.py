@@ -77,7 +77,7 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
         print(msgspec.json.encode(summary).decode())
     else:
         print(summary_table(summary, output_width()))
-        if plan.has_fleet and summary.status == "done":
+        if plan.has_fleet and summary.status == "done" and not summary.has_client:
             if any(device.kind == "physical" for device in summary.fleet):
                 print(
                     "\na record of this run, to replay it on a virtual clock:\n"

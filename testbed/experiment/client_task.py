@@ -255,7 +255,7 @@ def client_spec(path: str, layout: Layout, dataset: Dataset | None) -> TaskSpec:
 
 
 class StopFlag:
-    """Tells a thread that its answer is no longer needed; set when the block is left."""
+    """Shows a thread that its answer is no longer needed: the block that waits for it is left."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

@@ -48,6 +48,7 @@ from fairbed.device_agent.clients.child.flower import node_id
 from fairbed.device_agent.clients.child.kinds import ClientError
 from fairbed.testbed.flower.raw import AppArrays
 from fairbed.testbed.flower.server import AppError, AppMessage, Group, Push, ServerApp
+from fairbed.wire.evaluation import OF_CLIENT
 from fairbed.wire.messages import EvaluateRequest, Manifest
 from fairbed.wire.records import RecordsError, decode_records
 
@@ -264,7 +265,7 @@ class AppLoop(TrainingLoop):
             wish = await self._app.wait(
                 self._wish, self._settings.timeout_s, "push messages, or end"
             )
-            self._record_metrics()
+            self._note_app_metrics()
             if wish == "waits":
                 self._report_app_waits()
             elif wish == "ask":
@@ -301,7 +302,7 @@ class AppLoop(TrainingLoop):
         self._event_log.event("waiting", line)
         self._services.on_waiting(line)
 
-    def _record_metrics(self) -> None:
+    def _note_app_metrics(self) -> None:
         """Record what the app itself has measured."""
         metrics, self._app.wishes.metrics = self._app.wishes.metrics, []
         for one in metrics:
@@ -544,8 +545,9 @@ class AppLoop(TrainingLoop):
                 await self._send_error(each, code, asked.reason)
                 continue
             await self._app.send({"do": "reply", "id": each}, {"records": reply.records})
-            if group.kind == "evaluate" and reply.n and "accuracy" in reply.metrics:
-                scores[name] = score_of(reply, requests[name])
+            self._record_metrics(round_id, name, "evaluate", reply.metrics, reply.n)
+            if group.kind == "evaluate" and reply.n:
+                scores[name] = score_of(reply, requests[name], task=OF_CLIENT)
         return self._record_scores(round_id, scores, started)
 
     # Replies that are errors.

@@ -251,7 +251,11 @@ class _Fork:
                 error = f"client: {do} raised {error}"
             if isinstance(exc, SystemExit):
                 error = f"client: must not exit, got sys.exit({exc.code!r:.60})"
-            answer = {"is": "failed", "error": error, "trace": trace_of(exc, self._folder)}
+            is_ours = isinstance(exc, ClientError)
+            trace = [] if is_ours else trace_of(exc, self._folder)
+            if is_ours and not error.startswith("client"):
+                error = f"client: {error}"
+            answer = {"is": "failed", "error": error, "trace": trace}
             out = {}
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
