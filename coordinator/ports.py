@@ -24,6 +24,22 @@ class ShardSource(Protocol):
         ...
 
 
+class Places(Protocol):
+    """Numbers of devices, for a client that divides data itself."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def number(self, device: str) -> int | None:
+        """Return the number of `device` from 0, always the same for the same name.
+
+        None: all are taken. Called off the event loop.
+        """
+        ...
+
+
 class RunWatcher(Protocol):
     """Examines a live run for people, and changes nothing of it; called on the event loop."""
 
@@ -109,6 +125,8 @@ class Score:
     bytes_down: int | None = None
     """Bytes of the model that the device downloaded to evaluate it; None if the coordinator
     evaluated it."""
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """What the client of the device measured, by its own names."""
     predictions: Predictions | None = field(default=None, compare=False, repr=False)
     """Of the examples; None if the device evaluated it, and for three classes or more."""
     class_counts: ClassCounts | None = field(default=None, compare=False, repr=False)
@@ -186,9 +204,12 @@ def no_earlier_names(device: str) -> Sequence[str]:
 class HostServices:
     """Services that the testbed provides to a coordinator."""
 
-    shards: ShardSource
+    shards: ShardSource | None
+    """None: devices get no data, as the client of the run has its own."""
     evaluator: Evaluator | None
     """None: no evaluation."""
+    places: Places | None = None
+    """Numbers of the devices; None: the task needs none."""
     host_monitor: HostMonitor | None = None
     """None: no device is emulated."""
     audit: Audit = lambda command, operator, answer: None

@@ -10,7 +10,7 @@ import random
 import secrets
 import sys
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
@@ -96,6 +96,7 @@ def capabilities(
     allowed_rules: Collection[str] = (),
     min_noise_multiplier: float = 0.0,
     allowed_models: Collection[str] = (),
+    allowed_clients: Collection[str] = (),
     *,
     sends_log: bool = False,
 ) -> Capabilities:
@@ -107,6 +108,7 @@ def capabilities(
         allowed_rules: Paths of local rules that a coordinator may ask for.
         min_noise_multiplier: Least noise that the owner accepts.
         allowed_models: Python modules with torch models that the owner allows.
+        allowed_clients: Names of the clients that the owner allows.
         sends_log: The owner lets lines of the log leave the device.
 
     Raises:
@@ -131,6 +133,7 @@ def capabilities(
         min_noise_multiplier=min_noise_multiplier,
         engines=installed_engines(),
         models=tuple(sorted(allowed_models)),
+        clients=tuple(sorted(allowed_clients)),
     )
 
 
@@ -215,6 +218,7 @@ class Agent:
                 self._config.local_training,
                 self._config.privacy.min_noise_multiplier,
                 self._config.allow_models,
+                self._config.clients,
                 sends_log=self._log is not None,
             ),
         )
@@ -234,8 +238,13 @@ class Agent:
             raise self._fault
 
     async def _serve(self, transport: Transport, off: Status) -> None:
+        with ExitStack() as closing:
+            await self._serve_until(transport, off, closing)
+
+    async def _serve_until(self, transport: Transport, off: Status, closing: ExitStack) -> None:
         async with transport, anyio.create_task_group() as group:
             self._build(transport, group)
+            closing.callback(self._worker.close)  # when its thread has ended, too
             try:
                 with self._scope:
                     group.start_soon(self._telemetry.run, name=f"agent[{self._name}].telemetry")
@@ -252,6 +261,10 @@ class Agent:
                 with anyio.move_on_after(OFF_STATUS_TIMEOUT_S, shield=True):
                     await self._publisher.send(off)
                 group.cancel_scope.cancel()
+
+    def _run_id(self) -> str:
+        """Return the run of the coordinator; empty if it names none."""
+        return "" if self._coordinator is None else self._coordinator.run_id
 
     async def _leave_when_cancelled(self) -> None:
         try:
@@ -283,6 +296,7 @@ class Agent:
             config.local_training,
             config.privacy.min_noise_multiplier,
             config.allow_models,
+            config.clients,
         )
         context = RoundContext(
             name=self._name,
@@ -308,7 +322,7 @@ class Agent:
         self._joining = Joining(
             context,
             group,
-            Preparation(context, cache, self._prober, config.data_path),
+            Preparation(context, cache, self._prober, config.data_path, self._run_id),
             lambda: self._signatures.hello,
             lambda: self._phase,
             self._step,

@@ -64,11 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from fairbed.device_agent.config import load_config, with_password
+    from fairbed.device_agent.config import allowed_clients, load_config, with_password
     from fairbed.device_agent.errors import Renamed
 
     given = {key: getattr(args, flag) for flag, key in _KEYS.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
+    if args.allow_client is not None:
+        overrides["clients"] = allowed_clients(args.allow_client)
     config = load_config(args.config, overrides)
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is not None:
@@ -234,6 +236,13 @@ def _run_parser() -> argparse.ArgumentParser:
         action="append",
         help="a Python module with torch models that a coordinator may ask for; its code runs here "
         "(may be repeated)",
+    )
+    parser.add_argument(
+        "--allow-client",
+        metavar="NAME=FOLDER[,PYTHON]",
+        action="append",
+        help="a client that a coordinator may ask for: training code in a folder, and the "
+        "interpreter that runs it; its code runs here (may be repeated)",
     )
     parser.add_argument(
         "--available-hours",

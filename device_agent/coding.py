@@ -52,24 +52,45 @@ class Coder:
         self._kept_model: _KeptModel | None = None
         self._residual: _Residual | None = None
 
-    def blob_for(self, train: Train | EvaluateRequest, layout: Layout) -> Manifest:
+    def blob_for(
+        self, train: Train | EvaluateRequest, layout: Layout, *, has_raw: bool = False
+    ) -> Manifest:
         """Return the blob to download for this round: the packed model, or the model itself.
+
+        Args:
+            train: The request.
+            layout: Layout of the vector.
+            has_raw: The task has arrays that are no vector.
 
         Raises:
             RoundFailed: The size of a blob does not match the model and the codec.
         """
         model, packed = train.model, train.coding.model
-        _check_size(model, layout.size_bytes)
+        raw_bytes = model.raw_bytes if has_raw else 0
+        _check_size(model, layout.size_bytes, raw_bytes)
         if packed is None:
             return model
-        _check_size(packed.manifest, packed_bytes(codec_named(packed.codec), layout))
+        encoded_bytes = packed_bytes(codec_named(packed.codec), layout)
+        _check_size(packed.manifest, encoded_bytes, raw_bytes)
         kept = self._kept_model
         if packed.base is None or (kept is not None and kept.sha256 == packed.base):
             return packed.manifest
         return model
 
-    def decode(self, train: Train | EvaluateRequest, layout: Layout, data: bytearray) -> Vector:
+    def decode(
+        self,
+        train: Train | EvaluateRequest,
+        layout: Layout,
+        data: bytearray | memoryview,
+        raw: bytes | memoryview = b"",
+    ) -> Vector:
         """Return the model in a verified packed blob, shape (n_values,), bit for bit.
+
+        Args:
+            train: The request.
+            layout: Layout of the vector.
+            data: The encoded vector.
+            raw: What follows it, which the hash of the model covers, too.
 
         Raises:
             DecodeError: The blob does not decode to the announced model.
@@ -83,7 +104,9 @@ class Coder:
             None,
         )  # after an error: pull it whole
         vector = unpack(data, codec, layout, _base(packed, kept))
-        if hashlib.sha256(vector_to_bytes(vector)).digest() != train.model.sha256:
+        digest = hashlib.sha256(vector_to_bytes(vector))
+        digest.update(raw)
+        if digest.digest() != train.model.sha256:
             raise DecodeError("model: packed blob must decode to the announced model, got another")
         return vector
 
@@ -136,8 +159,10 @@ def _base(packed: Packed, kept: _KeptModel | None) -> Vector | None:
     return kept.vector
 
 
-def _check_size(manifest: Manifest, size_bytes: int) -> None:
-    if manifest.kind != "model" or manifest.size_bytes != size_bytes:
+def _check_size(manifest: Manifest, vector_bytes: int, raw_bytes: int) -> None:
+    size_bytes = vector_bytes + raw_bytes
+    has_raw = manifest.raw_bytes == raw_bytes
+    if manifest.kind != "model" or manifest.size_bytes != size_bytes or not has_raw:
         raise RoundFailed(
             f"model: must be {size_bytes} bytes for this task, "
             f"got {manifest.kind} of {manifest.size_bytes} bytes"

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
 from fairbed.wire.enrolment import SECRET_PATTERN
-from fairbed.wire.messages import MAX_WATTS, DeviceName, is_device_name
+from fairbed.wire.messages import MAX_WATTS, NAME_PATTERN, DeviceName, is_device_name
 from fairbed.wire.text import (
     NotText,
     TOMLDecodeError,
@@ -84,6 +84,24 @@ class OwnerPrivacy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     0 no loss and no score leaves it. 0 accepts every run."""
 
 
+ClientName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+
+
+class AllowedClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[clients.NAME]`: a client whose code the owner allows to run on this device."""
+
+    folder: str
+    """Folder with its code, which must be that of the run."""
+    python: str | None = None
+    """Interpreter that runs it, with the packages that it needs; None is that of the agent."""
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
+    """Hash of the folder that the owner has examined: another one is refused. None takes the folder
+    as it is now."""
+    data: str | None = None
+    """File or folder with data of this device for this client, its `context.folder`; None without
+    any."""
+
+
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one agent."""
 
@@ -113,6 +131,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     allow_models: tuple[str, ...] = ()
     """Python modules with torch models that a coordinator may ask for, as `package.module`; their
     code runs on this device."""
+    clients: Annotated[dict[ClientName, AllowedClient], Meta(max_length=32)] = {}
+    """Clients that a coordinator may ask for, by name; their code runs on this device."""
     telemetry_s: PositiveSeconds = 1.0
     """Interval of contexts."""
     available_hours: tuple[str, ...] = ()
@@ -229,6 +249,25 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
         raise ConfigError(f"{where}: {_explained(exc, values)}") from exc
 
 
+def allowed_clients(flags: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the values of `--allow-client`, as the key `clients` has them.
+
+    Raises:
+        ConfigError: A value is not NAME=FOLDER or NAME=FOLDER,PYTHON.
+    """
+    found = dict[str, dict[str, str]]()
+    for flag in flags:
+        name, is_pair, rest = flag.partition("=")
+        folder, _, python = rest.partition(",")
+        if not is_pair or not folder or re.fullmatch(NAME_PATTERN, name) is None:
+            raise ConfigError(
+                "--allow-client: must be NAME=FOLDER or NAME=FOLDER,PYTHON, and the name 1 to 32 "
+                f"of a-z, 0-9 and hyphen, got {flag!r}"
+            )
+        found[name] = {"folder": folder, **({"python": python} if python else {})}
+    return found
+
+
 def enrolled_config() -> Path | None:
     """Return the configuration that `device-agent join` wrote on this machine, if there is one."""
     base = os.environ.get("XDG_CONFIG_HOME")
@@ -274,6 +313,8 @@ def _explained(exc: msgspec.ValidationError, values: Mapping[str, object]) -> st
     if unknown := _UNKNOWN_FIELD.search(text):
         if text.endswith("`$.power`"):
             return _unknown(unknown["name"], PowerConfig, "power.")
+        if "`$.clients[" in text:
+            return _unknown(unknown["name"], AllowedClient, "clients.NAME.")
         if text.endswith("`$.privacy`"):
             return _unknown(unknown["name"], OwnerPrivacy, "privacy.")
         return _unknown(unknown["name"], Timeouts, "timeouts.")

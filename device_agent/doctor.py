@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import anyio
 
 from fairbed.device_agent.cgroup import cpu_quotas, memory_limit_bytes, own_groups
-from fairbed.device_agent.config import AgentConfig, default_cache_folder, load_config
+from fairbed.device_agent.config import (
+    AgentConfig,
+    AllowedClient,
+    default_cache_folder,
+    load_config,
+)
 from fairbed.device_agent.enrolment import (
     Enrolled,
     Lab,
@@ -139,6 +144,7 @@ def examine(
     folder = _existing(config.cache_path)
     yield disk_finding(folder, shutil.disk_usage(folder).free)
     yield from model_findings(config.allow_models)
+    yield from client_findings(config.clients)
     if own_data := data or config.data_path:
         yield from data_findings(own_data, folder)
     yield from network_findings(config)
@@ -229,6 +235,38 @@ def model_findings(modules: Iterable[str]) -> Iterator[Finding]:
             yield Finding(
                 "model", "problem", f"{found}, but torch is not installed", "pip install torch"
             )
+
+
+def client_findings(clients: Mapping[str, AllowedClient]) -> Iterator[Finding]:
+    """Yield whether this device has the clients that its owner allows, and their interpreters."""
+    if not clients:
+        return
+    from fairbed.device_agent.clients.allowed import client_hash, folder_of
+
+    for name, client in sorted(clients.items()):
+        python = client.python or sys.executable
+        try:
+            digits = client_hash(name, client).hex()[:12]
+        except AgentError as exc:
+            yield Finding("client", "problem", str(exc), f"correct clients.{name} in agent.toml")
+            continue
+        if shutil.which(python) is None:
+            yield Finding(
+                "client",
+                "problem",
+                f"{name}: {python} must be an interpreter, got no program",
+                f"correct clients.{name}.python in agent.toml",
+            )
+        elif client.data is not None and not Path(client.data).expanduser().exists():
+            yield Finding(
+                "client",
+                "problem",
+                f"{name}: its data must exist, got {client.data}",
+                f"correct clients.{name}.data in agent.toml",
+            )
+        else:
+            found = f"{name}: {folder_of(client)}, sha256 {digits}, run by {python}"
+            yield Finding("client", "ok", found)
 
 
 def data_findings(path: Path, cache: Path) -> Iterator[Finding]:

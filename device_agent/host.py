@@ -5,7 +5,7 @@ process; all other modules of the agent are the same in both cases.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -183,6 +183,44 @@ class SecureNoise:
         return secure_normals
 
 
+class ClientPlace(Protocol):
+    """Where the process of a client runs, and how fast (`device_agent.clients`)."""
+
+    address: str | None
+    """Socket of a server of clients that devices share; None: the agent starts its own."""
+    groups: tuple[str, ...]
+    """`cgroup.procs` files of the control groups that it joins; empty: it is in those already."""
+    network: str | None
+    """File of the network namespace that it enters; None: it is there already."""
+
+    def imported(self, cpu_s: float) -> None:
+        """Wait as long as this device needs for imports that a shared server has done.
+
+        Args:
+            cpu_s: Their processor time, seconds.
+        """
+        ...
+
+    def running(self, pid: int) -> AbstractContextManager[None]:
+        """Limit a client and its descendants to the speed of this device while it works."""
+        ...
+
+
+class OwnProcess:
+    """The place of clients on a real machine: a server of its own, inside the agent's limits."""
+
+    address: str | None = None
+    groups: tuple[str, ...] = ()
+    network: str | None = None
+
+    def imported(self, cpu_s: float) -> None:
+        """Return at once: the import itself took its time."""
+
+    def running(self, pid: int) -> AbstractContextManager[None]:
+        """Limit nothing."""
+        return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """Clock, pace, sensors, behaviour and noise of one device."""
@@ -194,6 +232,7 @@ class Host:
     energy: EnergyMeter | None = None
     """None if its power is unknown."""
     noise: NoiseSource = field(default_factory=SecureNoise)
+    clients: ClientPlace = field(default_factory=OwnProcess)
 
 
 class UnlimitedPace:

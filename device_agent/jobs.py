@@ -1,7 +1,7 @@
 """What the training thread gets to do, what it returns, and the laps of its phases."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fairbed.device_agent.host import Clock, EnergyMeter
@@ -21,6 +21,7 @@ class Stopwatch:
 
     def __init__(self, clock: Clock, started_s: float, energy: EnergyMeter | None = None) -> None:
         self._clock, self._energy = clock, energy
+        self._started_s = started_s
         self.joules: dict[str, float | None] = {}
         """Energy of each lap; empty without a meter."""
         self.measured: dict[str, float] = {}
@@ -37,6 +38,27 @@ class Stopwatch:
         if self._energy is not None:
             self.joules[name] = self._energy.lap(name, self._laps[name])
         return self._laps[name]
+
+    def lap_in_parts(self, name: str, before: str, before_ratio: float, ratio: float) -> None:
+        """End a lap that has, beside its own work, the end of an earlier lap and a next one.
+
+        Args:
+            name: The lap.
+            before: An earlier lap, which gets the first part.
+            before_ratio: Share of the first part in the time since the last lap.
+            ratio: Share of the lap itself; the rest belongs to the next one.
+        """
+        begun_s, total_s = self._last_s, self.lap(name)
+        before_s = min(1.0, max(0.0, before_ratio)) * total_s
+        own_s = min(total_s - before_s, max(0.0, ratio) * total_s)
+        self._laps[before] += before_s
+        self._laps[name] = own_s
+        self._last_s = begun_s + before_s + own_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the round began."""
+        return self._clock.now() - self._started_s
 
     def __getitem__(self, name: str) -> float:
         return self._laps[name]
@@ -73,6 +95,10 @@ class TrainedUpdate:
     train_cpu_s: float
     loss_before: float | None
     loss_train: float | None
+    raw_bytes: int = 0
+    """Bytes at the end of `update` that are no vector (`wire.messages.Manifest.raw_bytes`)."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the client of the task measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +139,24 @@ class EvaluationResult:
     """SHA-256 of the model that was evaluated."""
     quality: "Quality | None" = None
     """What else was measured; None for training examples."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the client of the task measured."""
+    records: bytes = b""
+    """What the client of the task returned beside the metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAbout:
+    """What a client is told of its device and run."""
+
+    device: str
+    number: int
+    """From 0."""
+    count: int
+    """Devices that are numbered."""
+    run: str
+    """State of another run is not used."""
+
+
+class OtherTask(Exception):
+    """The task is one for `ClientWork`, or one for `TrainingWork`, and this is the other one."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 
 from fairbed.device_agent.cache import ArrivedChunks, BlobCache
 from fairbed.device_agent.errors import DataError, EngineError, NotPrepared, one_line
+from fairbed.device_agent.jobs import ClientAbout
 from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.round import RoundContext
@@ -113,13 +114,19 @@ class Preparation:
     """Prepares the worker for the task and data of a welcome."""
 
     def __init__(
-        self, context: RoundContext, cache: BlobCache, prober: LinkProber, own_data: Path | None
+        self,
+        context: RoundContext,
+        cache: BlobCache,
+        prober: LinkProber,
+        own_data: Path | None,
+        run_id: Callable[[], str] = lambda: "",
     ) -> None:
         self._context = context
+        self._run_id = run_id
         self._cache = cache
         self._prober = prober
         self._own_data = own_data
-        self._prepared_for: tuple[Manifest, Manifest | None, HeldOut | None] | None = None
+        self._prepared_for: _Required | None = None
 
     def trouble(self, problem: NotPrepared, boot: int) -> Trouble:
         """Return the report of a failed preparation."""
@@ -127,7 +134,7 @@ class Preparation:
 
     def is_done(self, welcome: Welcome) -> bool:
         """Return whether the device is prepared for the task and shard of this welcome."""
-        return self._context.worker.is_prepared and self._prepared_for == _required(welcome)
+        return self._context.worker.is_prepared and self._prepared_for == self._required(welcome)
 
     async def prepare(self, welcome: Welcome) -> None:
         """Prepare task and data; fast if both are in the cache.
@@ -140,22 +147,30 @@ class Preparation:
             await self._prepare(welcome)
         if scope.cancelled_caught:
             raise NotPrepared(f"not ready within {self._context.timeouts.prepare_s:g} s")
-        self._prepared_for = _required(welcome)
+        self._prepared_for = self._required(welcome)
 
     async def _prepare(self, welcome: Welcome) -> None:
         await self._ensure(welcome.task, "task")
-        if self._own_data is None:
-            if welcome.shard is None:
-                raise NotPrepared(
-                    "data: the coordinator assigned no shard; start the agent with --data FILE.npz"
-                )
+        if self._own_data is None and welcome.shard is not None:
             await self._ensure(welcome.shard, "shard")
-        await self._context.worker.prepare(welcome.task, partial(self._source, welcome))
+        worker, about = self._context.worker, self._about(welcome)
+        await worker.prepare(welcome.task, partial(self._source, welcome), about)
         if welcome.held_out is not None and self._context.worker.n_test == 0:
             _log.warning("%s: data: %s", self._context.name, NO_TEST_EXAMPLES)
         await self._prober.measure()
 
-    def _source(self, welcome: Welcome, task: "Artifact") -> "ExampleSource":
+    def _required(self, welcome: Welcome) -> "_Required":
+        """Return what a preparation depends on."""
+        return welcome.task, welcome.shard, welcome.held_out, self._about(welcome)
+
+    def _about(self, welcome: Welcome) -> ClientAbout | None:
+        """Return what a client is told; None for a task without one."""
+        if welcome.number is None:
+            return None
+        count = max(welcome.number + 1, welcome.count or 1)
+        return ClientAbout(self._context.name, welcome.number, count, self._run_id())
+
+    def _source(self, welcome: Welcome, task: "Artifact") -> "ExampleSource | None":
         """Return the examples of a welcome; in the training thread, as the import takes long."""
         from fairbed.device_agent.examples import CachedShard, OwnData
         from fairbed.wire.labels import Classes
@@ -170,8 +185,7 @@ class Preparation:
                 task.preparation,
                 task.is_autoencoder,
             )
-        assert welcome.shard is not None, "a shard was downloaded"
-        return CachedShard(self._cache, welcome.shard)
+        return None if welcome.shard is None else CachedShard(self._cache, welcome.shard)
 
     async def _ensure(self, manifest: Manifest, kind: str) -> None:
         """Download a blob into the cache unless it is there."""
@@ -243,8 +257,7 @@ async def _keep_arrived(download: Download, arrived: ArrivedChunks) -> None:
                     kept[index] = 1
 
 
-def _required(welcome: Welcome) -> tuple[Manifest, Manifest | None, HeldOut | None]:
-    return welcome.task, welcome.shard, welcome.held_out
+_Required: TypeAlias = tuple[Manifest, Manifest | None, HeldOut | None, ClientAbout | None]
 
 
 class Joining:

@@ -280,6 +280,7 @@ class DeviceRound:
             id=os.urandom(16),
             kind="update",
             size_bytes=len(trained.update),
+            raw_bytes=trained.raw_bytes,
             chunk_bytes=suitable_chunk_bytes(
                 context.link.uplink_bps, len(trained.update), context.link.max_chunk_bytes
             ),
@@ -316,6 +317,7 @@ class DeviceRound:
             loss_before=trained.loss_before,
             loss_train=trained.loss_train,
             measured=measured,
+            metrics=dict(trained.metrics),
             downlink_bps=self._context.link.downlink_bps,
             steady=steady,
             pulled=None if pulled == self.train.model.id else pulled,
@@ -457,6 +459,8 @@ class DeviceEvaluation:
             loss=result.loss,
             n=result.n,
             **_measured(result.quality),
+            metrics=dict(result.metrics),
+            records=result.records,
             was_cold=result.was_cold,
             download_s=watch["download"],
             decode_s=watch["decode"],

@@ -1,7 +1,7 @@
-"""Vectors that never leave this device: the personal model, and those that a local rule keeps.
+"""What never leaves this device: the personal model, vectors of a local rule, a client's state.
 
 A file outlasts restarts and power loss: it is written under another name, flushed to the disk and
-renamed, and begins with the sha256 of the rest. It holds one vector, of one task and one run; the
+renamed, and begins with the sha256 of the rest. It is of one task and one run; the
 device begins again in another one, and after a loss.
 """
 
@@ -57,6 +57,18 @@ def file_of(noun: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Bytes in a file."""
+
+    task: bytes
+    """Hash of the task."""
+    run: str
+    round: int
+    """Last round in which they changed."""
+    content: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class StoredVector:
     """A vector in a file."""
 
@@ -69,41 +81,42 @@ class StoredVector:
     """Shape (n,); not to be changed."""
 
 
-class VectorStore:
-    """Keeps a vector in a file; all methods block on the disk.
+class ByteStore:
+    """Keeps bytes in a file; all methods block on the disk.
 
     Args:
         folder: Folder of the file, which may not exist yet.
-        noun: What the vector is; it names the file.
+        noun: What the bytes are; it names the file.
     """
 
     def __init__(self, folder: Path, noun: str) -> None:
         self._noun = noun
         self._path = folder / file_of(noun)
-        self._unsaved: StoredVector | None = None
-        """The vector while the disk does not take it."""
+        self._unsaved: StoredBytes | None = None
+        """The bytes while the disk does not take them."""
 
-    def load(self, task: bytes, run: str, size: int) -> StoredVector | None:
-        """Return the vector of a task and run, shape (size,).
+    def load_bytes(self, task: bytes, run: str, size: int | None = None) -> StoredBytes | None:
+        """Return the bytes of a task and run, and of a size if one is given.
 
-        None if there is none, with one log line if there is another one.
+        None if there are none, with one log line if there are others.
         """
         found = self._unsaved or self._read()
         if found is None:
             return None
-        if (found.task, found.run) != (task, run) or len(found.vector) != size:
+        is_same = size is None or len(found.content) == size
+        if (found.task, found.run) != (task, run) or not is_same:
             _log.info("%s: belongs to run %s; this run begins a new one", self._noun, found.run)
             return None
         return found
 
-    def save(self, stored: StoredVector) -> bool:
-        """Keep a vector; return whether it is on the disk.
+    def save_bytes(self, stored: StoredBytes) -> bool:
+        """Keep bytes; return whether they are on the disk.
 
-        If the disk is full or cannot be written, it is kept in memory, with one log line.
+        If the disk is full or cannot be written, they are kept in memory, with one log line.
         """
         header = _Header(task=stored.task, run=stored.run, round=stored.round)
         description = msgspec.msgpack.encode(header)
-        parts = (struct.pack(LENGTH, len(description)), description, vector_to_bytes(stored.vector))
+        parts = (struct.pack(LENGTH, len(description)), description, stored.content)
         try:
             self._write(parts)
         except OSError as exc:
@@ -119,7 +132,7 @@ class VectorStore:
         self._unsaved = None
         return True
 
-    def _read(self) -> StoredVector | None:
+    def _read(self) -> StoredBytes | None:
         try:
             content = memoryview(self._path.read_bytes())
         except FileNotFoundError:
@@ -140,11 +153,18 @@ class VectorStore:
                 raise DecodeError(f"{self._noun}: must have a header, got {len(rest)} bytes")
             end = start + struct.unpack(LENGTH, rest[:start])[0]
             header, values = unpack(_DECODER, rest[start:end], self._noun), rest[end:]
-            vector = vector_from_bytes(values, len(values) // BYTES_PER_VALUE)
+            self._check(values)
         except DecodeError as exc:
             _log.warning("%s; %s: it begins again", exc, self._path)
             return None
-        return StoredVector(header.task, header.run, header.round, vector)
+        return StoredBytes(header.task, header.run, header.round, values)
+
+    def _check(self, content: memoryview) -> None:
+        """Check bytes that were read.
+
+        Raises:
+            DecodeError: They are not what this store keeps.
+        """
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write the checksum of some parts, and the parts, without a copy of them.
@@ -170,6 +190,32 @@ class VectorStore:
             os.fsync(folder)  # the new name, too, must outlast a power loss
         finally:
             os.close(folder)
+
+
+class VectorStore(ByteStore):
+    """Keeps a vector in a file; all methods block on the disk."""
+
+    def load(self, task: bytes, run: str, size: int) -> StoredVector | None:
+        """Return the vector of a task and run, shape (size,).
+
+        None if there is none, with one log line if there is another one.
+        """
+        found = self.load_bytes(task, run, size * BYTES_PER_VALUE)
+        if found is None:
+            return None
+        return StoredVector(found.task, found.run, found.round, _values(found.content))
+
+    def save(self, stored: StoredVector) -> bool:
+        """Keep a vector; return whether it is on the disk, as `save_bytes` does."""
+        content = vector_to_bytes(stored.vector)
+        return self.save_bytes(StoredBytes(stored.task, stored.run, stored.round, content))
+
+    def _check(self, content: memoryview) -> None:
+        _values(content)
+
+
+def _values(content: bytes | memoryview) -> NDArray[np.float32]:
+    return vector_from_bytes(content, len(content) // BYTES_PER_VALUE)
 
 
 class LocalValueStore:

@@ -36,6 +36,7 @@ from fairbed.device_agent.jobs import (
     NO_TASK,
     EvaluationJob,
     EvaluationResult,
+    OtherTask,
     PersonalResult,
     Stopwatch,
     TrainedUpdate,
@@ -235,7 +236,9 @@ class TrainingWork:
         """The device is not prepared until `prepare` has ended."""
         self._task = None
 
-    def prepare(self, manifest: Manifest, source: Callable[[Artifact], ExampleSource]) -> None:
+    def prepare(
+        self, manifest: Manifest, source: Callable[[Artifact], ExampleSource | None]
+    ) -> None:
         """Check task and data together, then free both: the first round has a cold start.
 
         Args:
@@ -244,13 +247,20 @@ class TrainingWork:
 
         Raises:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
+            OtherTask: The task has a client.
         """
         self._task = None
         self._loaded = None
         try:
             artifact = self._artifact(manifest)
+            if artifact.client is not None:
+                raise OtherTask
             engine = self._checked(artifact)
             examples = source(artifact)
+            if examples is None:
+                raise NotPrepared(
+                    "data: the coordinator assigned no shard; start the agent with --data FILE.npz"
+                )
             with self._host.pace.section("load") as meter:
                 training, held_out = examples.load(meter)
             _check_data(engine, *training, columns=artifact.columns)
@@ -279,6 +289,11 @@ class TrainingWork:
         )
         del engine, held_out
         release_memory()
+
+    def close(self) -> None:
+        """The task is now one with a client: keep nothing of this one."""
+        self._task = None
+        self.drop()
 
     def drop(self) -> None:
         """Free session and data, and return the memory to the system."""

@@ -6,7 +6,7 @@ the first task, in the thread: with numpy it takes as much memory as half of an 
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,8 +18,10 @@ from fairbed.device_agent.errors import NotPrepared, RoundFailed, one_line
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.jobs import (
     NO_TASK,
+    ClientAbout,
     EvaluationJob,
     EvaluationResult,
+    OtherTask,
     PersonalResult,
     TrainedUpdate,
     TrainingJob,
@@ -29,6 +31,8 @@ from fairbed.wire.messages import EvaluateRequest, Manifest, Train
 from fairbed.wire.scale import Scale
 
 if TYPE_CHECKING:
+    from fairbed.device_agent.clients.work import ClientWork
+    from fairbed.device_agent.config import AllowedClient
     from fairbed.device_agent.engines.base import OpenEngine
     from fairbed.device_agent.examples import ExampleSource
     from fairbed.device_agent.training_work import TrainingWork
@@ -61,6 +65,7 @@ class TrainingThread:
         min_noise_multiplier: Least noise that the owner accepts (`device_agent.privacy`); 0 accepts
             training without noise.
         allowed_models: Python modules with torch models whose code the owner allows to run.
+        allowed_clients: Clients whose code the owner allows to run, by name.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class TrainingThread:
         allowed_rules: Collection[str] = (),
         min_noise_multiplier: float = 0.0,
         allowed_models: Collection[str] = (),
+        allowed_clients: "Mapping[str, AllowedClient] | None" = None,
     ) -> None:
         def make_work() -> "TrainingWork":
             from fairbed.device_agent.training_work import TrainingWork
@@ -88,9 +94,25 @@ class TrainingThread:
                 allowed_models,
             )
 
-        self._make_work = make_work
-        self._work: TrainingWork | None = None
+        def make_client_work() -> "ClientWork":
+            from fairbed.device_agent.clients.work import ClientWork
+
+            return ClientWork(
+                host,
+                cache,
+                state,
+                threads,
+                min_noise_multiplier,
+                allowed_clients or {},
+                lambda: self._about,
+            )
+
+        self._make_work, self._make_client_work = make_work, make_client_work
+        self._work: TrainingWork | ClientWork | None = None
         """None before the first task."""
+        self._has_client = False
+        """The last task was one with a client."""
+        self._about = ClientAbout(device="", number=0, count=1, run="")
         self._limiter = anyio.CapacityLimiter(1)
 
     @property
@@ -143,19 +165,42 @@ class TrainingThread:
         """
         return self._prepared().blob_for(train)
 
-    async def prepare(self, task: Manifest, source: "Callable[[Artifact], ExampleSource]") -> None:
+    async def prepare(
+        self,
+        task: Manifest,
+        source: "Callable[[Artifact], ExampleSource | None]",
+        about: ClientAbout | None = None,
+    ) -> None:
         """Check task and data together, then free both: the first round has a cold start.
 
         Args:
             task: The task, in the cache.
-            source: Returns the examples for a task; called in the thread.
+            source: Returns the examples for a task, None without any; called in the thread.
+            about: What a client is told; None for other tasks.
 
         Raises:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
         """
         if self._work is not None:
             self._work.forget_task()
-        await self._in_thread(lambda: self._begun().prepare(task, source), lambda: False)
+        await self._in_thread(lambda: self._prepare(task, source, about), lambda: False)
+
+    def _prepare(
+        self,
+        task: Manifest,
+        source: "Callable[[Artifact], ExampleSource | None]",
+        about: ClientAbout | None,
+    ) -> None:
+        """Prepare, by the work for tasks with a client or the one for all others."""
+        self._about = about or self._about
+        work = self._begun()
+        try:
+            work.prepare(task, source)
+        except OtherTask:
+            work.close()
+            self._has_client = not self._has_client
+            self._work = None
+            self._begun().prepare(task, source)
 
     async def drop(self) -> None:
         """Free session and data, and return the memory to the system."""
@@ -193,7 +238,12 @@ class TrainingThread:
         work = self._prepared()
         return await self._in_thread(lambda: work.evaluate(job), job.should_stop)
 
-    def _begun(self) -> "TrainingWork":
+    def close(self) -> None:
+        """End the process of a client; nothing runs in the thread any more."""
+        if self._work is not None:
+            self._work.close()
+
+    def _begun(self) -> "TrainingWork | ClientWork":
         """Return the work of this thread, imported and made for the first task.
 
         Raises:
@@ -201,7 +251,7 @@ class TrainingThread:
         """
         if self._work is None:
             try:
-                self._work = self._make_work()
+                self._work = self._make_client_work() if self._has_client else self._make_work()
             except (ImportError, MemoryError) as exc:
                 raise NotPrepared(
                     f"agent: numpy and what needs it must be importable, got {one_line(exc)}; "
@@ -209,7 +259,7 @@ class TrainingThread:
                 ) from exc
         return self._work
 
-    def _prepared(self) -> "TrainingWork":
+    def _prepared(self) -> "TrainingWork | ClientWork":
         """Return the work of this thread, which had a task.
 
         Raises:

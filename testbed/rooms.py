@@ -16,6 +16,7 @@ is not of the core.
 | `hosts` | other machines that work for a command: `testbed/api/hosts.py` |
 | `elsewhere` | runs on other machines: `testbed/cli/elsewhere.py` |
 | `relay` | answers viewers on other machines: `testbed/run/viewers.py` |
+| `application` | drives the rounds of a run: `testbed/run/application.py` |
 """
 
 import importlib
@@ -29,7 +30,7 @@ from typing import Any, Literal, TypeAlias
 
 import fairbed.testbed as testbed
 
-Seam: TypeAlias = Literal["watcher", "follower", "hosts", "elsewhere", "relay"]
+Seam: TypeAlias = Literal["watcher", "follower", "hosts", "elsewhere", "relay", "application"]
 """A place of the core where a room can add a part."""
 
 DOOR = "door"
@@ -87,6 +88,12 @@ SHIPPED: Mapping[str, Names] = {
     "cluster": Names(
         options=("run --cluster", "run --plain", "replay --cluster", "compare --cluster"),
         seams=("hosts",),
+    ),
+    "flower": Names(
+        commands=("flower",),
+        options=("run --flower",),
+        tables=("flower",),
+        seams=("application",),
     ),
     "lab": Names(
         commands=("lab", "devices"),

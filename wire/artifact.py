@@ -25,7 +25,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from fairbed.wire.codec import Buffer, unpack
-from fairbed.wire.evaluation import Predicted
+from fairbed.wire.evaluation import OF_CLIENT, Predicted
 from fairbed.wire.messages import (
     MAX_TEXT,
     MAX_VECTOR_BYTES,
@@ -391,6 +391,11 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
                 f"labels must be {self.spec.classes} different names, got {len(names)}, "
                 f"{len(set(names))} different"
             )
+
+    @property
+    def predicted(self) -> Predicted:
+        """What the model predicts, for the reports of devices."""
+        return self.spec.predicted if self.client is None else OF_CLIENT
 
     @property
     def engine(self) -> EngineName:

@@ -7,8 +7,8 @@ from pathlib import Path
 MAX_FILES, MAX_BYTES = 10_000, 1 << 28
 """Bounds of a folder of code; data of a device belong into another folder."""
 
-LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
-"""Folders that are no code of the client, beside hidden ones."""
+LEFT_OUT = frozenset({"__pycache__", "comparisons", "node_modules", "runs", "site-packages"})
+"""Folders that are no code of the client, beside hidden ones; runs and comparisons are results."""
 
 
 class ClientFolderError(Exception):
@@ -35,6 +35,14 @@ def files_of(folder: Path) -> list[Path]:
                 f"{folder}: must have at most {MAX_FILES} files; keep data in another folder"
             )
     return sorted(found, key=lambda path: path.parts)
+
+
+def is_code(path: Path, folder: Path) -> bool:
+    """Return whether what is written at a path would be code of the client of a folder."""
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(folder)).split(os.sep)
+    if inside[0] == os.pardir:
+        return False
+    return not any(part in LEFT_OUT or part.startswith(".") for part in inside if part != ".")
 
 
 def folder_sha256(folder: Path) -> bytes:

@@ -162,13 +162,16 @@ class Predicted:
     """What a model predicts of an example."""
 
     kind: str = "classification"
-    """`wire.artifact.TaskKind`."""
+    """`wire.artifact.TaskKind`, or `client`: what the client of the task measures."""
     y_shape: tuple[int, ...] = ()
     """Shape of the targets; () is one class or number."""
 
 
 ONE_CLASS = Predicted()
 """One of several classes."""
+
+OF_CLIENT = Predicted("client")
+"""Whatever a client predicts: it may report an accuracy, and always a loss."""
 
 
 class Measured(Protocol):
@@ -231,6 +234,8 @@ def fault_in_measures(task: Predicted, found: Measured) -> str | None:
         return f"must have {found.n} to {most} positions, got {found.positions}"
     if task.kind == "regression":
         return None if found.mae is not None else "must have the mean absolute error (mae)"
+    if task.kind == "client":
+        return None
     if found.correct is None:
         return "must have the number of correct test examples"
     if task.y_shape and found.exact is None:
@@ -242,6 +247,8 @@ def quality_in(task: Predicted, found: Measured) -> Quality:
     """Return what a device reports, which has no fault."""
     if task.kind == "regression":
         return Quality(mae=found.mae, r2=found.r2, positions=found.positions)
+    if task.kind == "client":
+        return Quality(correct=found.correct)
     exact = found.exact if task.y_shape else None
     positions = found.positions
     return Quality(

@@ -94,11 +94,11 @@ class CodecAgreement:
         )
 
     def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
-        """Return the sizes in bytes of the next exchange with a device, down and up."""
+        """Return the bytes of the vectors of the next exchange with a device, down and up."""
         missing = missing_codecs(self.config, device.capabilities)
         down, up = self.down_layout.size_bytes, self.up_layout.size_bytes
         if packed and self.config.down not in missing and packed.base in (None, device.held_sha256):
-            down = packed.manifest.size_bytes
+            down = packed.manifest.vector_bytes
         if self.config.up not in missing:
             up = self._coded_bytes
         return down, up

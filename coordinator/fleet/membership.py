@@ -13,7 +13,7 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.messaging.signatures import FleetSignatures
 from fairbed.coordinator.policy.config import ExchangeConfig, LimitsConfig
-from fairbed.coordinator.ports import EarlierNames, ShardSource, no_earlier_names
+from fairbed.coordinator.ports import EarlierNames, Places, ShardSource, no_earlier_names
 from fairbed.coordinator.state.rate_limit import RateLimit
 from fairbed.coordinator.state.registry import (
     NEVER,
@@ -67,7 +67,7 @@ class Fleet:
         registry: Registry,
         publisher: Publisher,
         private: PrivateBlobs,
-        shards: ShardSource,
+        shards: ShardSource | None,
         event_log: EventLog,
         *,
         welcome: Welcome,
@@ -78,6 +78,7 @@ class Fleet:
         signatures: FleetSignatures | None = None,
         wants_scale: bool = False,
         earlier_names: EarlierNames = no_earlier_names,
+        places: Places | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._earlier_names = earlier_names
@@ -87,7 +88,7 @@ class Fleet:
         self.registry = registry
         self._publisher = publisher
         self._private = private
-        self._shards = shards
+        self._shards, self._places = shards, places
         self._event_log = event_log
         self._welcome = welcome
         self._side_traffic = side_traffic
@@ -163,12 +164,17 @@ class Fleet:
         if fault := fault_in_hello(hello, self._limits):
             self._refuse(name, fault)
             return False
-        shard = None
-        if hello.n_k is None:
-            shard, n_k, positions = await self._offer_shard(name)
+        shard = number = None
+        if self._places is not None:
+            number = await anyio.to_thread.run_sync(self._places.number, name)
+        if hello.n_k is None and self._shards is not None:
+            shard, n_k, positions = await self._offer_shard(self._shards, name)
             if shard is None:
                 self._refuse(name, "no data left for this device; start it with --data FILE.npz")
                 return False
+        if hello.n_k is None and self._shards is None and number is None:
+            self._refuse(name, "all devices of this run have joined, and it has no number left")
+            return False
         known = self.registry.get(name)
         is_new = known is None or known.boot != hello.boot
         was_known = known is not None and known.boot != NEVER
@@ -191,6 +197,8 @@ class Fleet:
             held_out=held_out,
             wants_log=device.can_send_log,
             wants_scale=self._wants_scale and device.can_send_scale,
+            number=number,
+            count=None if number is None or self._places is None else self._places.count,
         )
         self._publisher.publish(name, welcome)
         return is_new and was_known
@@ -325,9 +333,11 @@ class Fleet:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _offer_shard(self, name: str) -> tuple[Manifest | None, int, int]:
+    async def _offer_shard(
+        self, shards: ShardSource, name: str
+    ) -> tuple[Manifest | None, int, int]:
         """Return the shard of a device, its examples, and their positions with a target."""
-        shard = await anyio.to_thread.run_sync(self._shards.shard, name)
+        shard = await anyio.to_thread.run_sync(shards.shard, name)
         if shard is None:
             return None, 0, 0
         data = await anyio.to_thread.run_sync(encode_shard, shard)
@@ -372,6 +382,11 @@ class Fleet:
         if device.runs_model(engine, module):
             return self.registry.memory_problem(device)
         assert device.capabilities is not None
+        if engine == "client":
+            return (
+                f"its owner does not allow the client {module} of this run; start its agent with "
+                f"--allow-client {module}=FOLDER, where FOLDER has the same code"
+            )
         if engine not in device.capabilities.engines:
             return (
                 f"its agent has no {engine}, which the model of this run needs; install it on the "

@@ -20,6 +20,9 @@ from fairbed.wire.messages import Manifest, Offer, Privacy, SteadyTransfer, Trai
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import UploadReceiver
 
+CheckRaw = Callable[[memoryview], str | None]
+"""Returns why the raw part of an update is not valid; None if it is."""
+
 OTHER_MODEL = "update: must be trained from the model version of this exchange, got another one"
 
 
@@ -58,6 +61,9 @@ class Uploads:
     its size, because allocating one takes as much time as receiving its chunks. So the number of
     buffers is the largest number of uploads that were open at the same time. An encoded update is
     decoded into a vector of its own, which is freed by `release`.
+
+    `check_raw` returns the fault of the raw part of an update, off the event loop; without it an
+    update must have none.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class Uploads:
         now: Callable[[], float],
         limits: LimitsConfig | None = None,
         y_shape: tuple[int, ...] = (),
+        check_raw: CheckRaw | None = None,
     ) -> None:
         self._layout = layout
+        self._check_raw = check_raw
         self.y_shape = y_shape
         """Shape of the targets of one example."""
         self.limits = limits or LimitsConfig()
@@ -75,16 +83,30 @@ class Uploads:
         self._open: dict[str, _Upload] = {}
         self._spare: dict[int, list[bytearray]] = {}
 
-    def fault_in_offer(self, manifest: Manifest, codec: Codec | None = None) -> str | None:
-        """Return the fault of an announced update; None if it is valid."""
+    def fault_in_offer(
+        self, manifest: Manifest, codec: Codec | None = None, sent_raw: int = 0
+    ) -> str | None:
+        """Return the fault of an announced update; None if it is valid.
+
+        Args:
+            manifest: Its manifest.
+            codec: Its codec; None is float32.
+            sent_raw: Raw bytes of the model that the device was sent.
+        """
         if manifest.kind != "update":
             return f"manifest: kind must be update, got {manifest.kind}"
         expected = packed_bytes(codec, self._layout)
-        if manifest.size_bytes != expected:
+        if manifest.vector_bytes != expected:
             kind = "float32" if codec is None else "values as agreed"
             return (
                 f"update: must hold {self._layout.n_values} {kind} "
-                f"({expected} bytes), got {manifest.size_bytes} bytes"
+                f"({expected} bytes), got {manifest.vector_bytes} bytes"
+            )
+        most = 0 if self._check_raw is None else self.limits.most_raw_bytes(sent_raw)
+        if manifest.raw_bytes > most:
+            return (
+                f"update: must have at most {most} raw bytes (limits.raw_bytes), got "
+                f"{manifest.raw_bytes}"
             )
         return None
 
@@ -152,16 +174,25 @@ class Uploads:
         assert vector is not None, "only a checked update has a vector"
         return vector
 
+    def raw(self, device: str) -> memoryview:
+        """Return the raw part of a verified update, which is valid until `release`."""
+        return _parts(self._open[device])[1]
+
     def decode_s(self, device: str) -> float | None:
         """Return the time to decode a checked update; None if it came as float32."""
         upload = self._open.get(device)
         return None if upload is None else upload.decode_s
 
     def release(self, device: str) -> None:
-        """Close an upload and reuse its buffer; the caller must hold no reference to its vector."""
+        """Close an upload and reuse its buffer; the caller must hold no reference to its vector.
+
+        Uploads with raw parts may all differ in size: buffers of the newest size are kept.
+        """
         upload = self._open.pop(device, None)
         if upload is not None:
             data = upload.receiver.data
+            if upload.receiver.manifest.raw_bytes and len(data) not in self._spare:
+                self._spare.clear()
             self._spare.setdefault(len(data), []).append(data)
 
     def discard(self, device: str) -> None:
@@ -175,12 +206,16 @@ class Uploads:
     def _verify(self, upload: _Upload, sha256: bytes) -> None:
         receiver, codec = upload.receiver, upload.codec
         receiver.verify(sha256)
+        data, raw = _parts(upload)
         if codec is None:
-            upload.vector = vector_from_bytes(receiver.data, self._layout.n_values)
+            upload.vector = vector_from_bytes(data, self._layout.n_values)
         else:
             started = self._now()
-            upload.vector = unpack(receiver.data, codec, self._layout, upload.base)
+            upload.vector = unpack(data, codec, self._layout, upload.base)
             upload.decode_s = self._now() - started
+        fault = None if self._check_raw is None else self._check_raw(raw)
+        if fault is not None:
+            raise DecodeError(fault)
         if upload.base is not None:
             fault = fault_in_update(
                 upload.vector, upload.base, self._layout.n_params, self.limits, upload.privacy
@@ -202,9 +237,15 @@ class Uploads:
         )
 
 
+def _parts(upload: _Upload) -> tuple[memoryview, memoryview]:
+    """Return the vector of an upload, encoded or not, and its raw part."""
+    data, size = memoryview(upload.receiver.data), upload.receiver.manifest.vector_bytes
+    return data[:size], data[size:]
+
+
 def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
     """Return the fault of an offer that answers a `Train` message; None if it is valid."""
-    fault = uploads.fault_in_offer(offer.manifest, update_codec(train))
+    fault = uploads.fault_in_offer(offer.manifest, update_codec(train), train.model.raw_bytes)
     if fault is not None:
         return fault
     if offer.model != train.model.sha256:

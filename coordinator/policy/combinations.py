@@ -273,6 +273,15 @@ READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 def unread_keys(config: CoordinatorConfig) -> Iterator[str]:
     """Yield a line for each key that differs from its default and that nothing reads."""
+    if config.training.client is not None:
+        from fairbed.coordinator.policy.client import ignored_keys
+
+        yield from ignored_keys(config)
+    elif config.aggregation.raw != "mean":
+        yield (
+            f"aggregation.raw {config.aggregation.raw!r} has no effect without training.client: "
+            "a model has floats only"
+        )
     for key, (by, values) in READ_BY.items():
         value = _value(config, key)
         if value != _default(config, key) and _value(config, by) not in values:

@@ -120,6 +120,20 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     """Keyword arguments of a plug-in rule; they are sent to devices."""
     M: Annotated[float, Meta(gt=0.2, le=1e6)] = 3.0
     """propfair: bound of the loss of a mini-batch, nats; take one above every usual loss."""
+    client: str | None = None
+    """Training code of yours, as `package.module:Class`, that replaces model and training loop; it
+    gets the keys above as hyperparameters. Not set: SGD on `[model]`."""
+    client_folder: str | None = None
+    """Folder with the code of the client; not set: that of the experiment file. A device runs it if
+    its owner allows a folder of this name and content."""
+    client_python: str | None = None
+    """Python that runs the client on emulated devices and before round 1; not set: that of
+    Fairbed."""
+    client_options: Annotated[dict[OptionName, OptionValue], Meta(max_length=64)] = {}
+    """Hyperparameters of the client; they are sent to devices."""
+    loss_metric: Annotated[str, Meta(max_length=64)] = ""
+    """Metric of the client that is the loss of the received model on its training examples, which
+    rules and policies that need losses use; not set: there is none, so they are refused."""
 
     @property
     def local_options(self) -> dict[str, OptionValue]:
@@ -302,11 +316,14 @@ Policy: TypeAlias = Literal[
     "rbcs-f-known",
     "fedcs-oracle",
     "fastest-known",
+    "app",
 ]
 POLICIES: tuple[str, ...] = tuple(sorted(get_args(Policy)))
 """The built-in policies; others are plug-ins."""
 ORACLE_POLICIES: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
 """Oracle policies, which get the true expected times; only a replay has them."""
+APP: Policy = "app"
+"""An application selects by itself; only a live run of one has this policy."""
 
 
 ESTIMATORS = ("phases", "ridge")
@@ -345,7 +362,7 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """`[selection]`: the selection of devices for a round."""
 
     policy: Annotated[str, Meta(examples=list(POLICIES))] = "rbcs-f"
-    """Policy that selects the devices of a round."""
+    """Policy that selects the devices of a round; `app`: the strategy of an application."""
     options: dict[str, Any] = {}
     """Keyword arguments of a plug-in selector."""
     per_round: PositiveInt = 4
@@ -426,9 +443,10 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     def limits_misses(self) -> bool:
         """Devices that keep missing the deadline are excluded.
 
-        Random policies guarantee rates that an exclusion would break; a plug-in decides for itself.
+        Random policies guarantee rates that an exclusion would break; a plug-in and an application
+        decide for themselves.
         """
-        is_exempt = self.is_plugin or self.policy in ("uniform", "weighted")
+        is_exempt = self.is_plugin or self.policy in ("uniform", "weighted", APP)
         return self.miss_limit > 0 and not is_exempt
 
     @property
@@ -506,6 +524,9 @@ KEYS_OF_METHODS: Mapping[str, str] = {
 }
 """Methods that are no rule of weights, and the keys that choose them beside any rule."""
 
+RAW_RULES = ("mean", "largest", "first", "sum", "max")
+"""Built-in merges of raw arrays; others are functions of the user."""
+
 RULES_BY_EXAMPLES = ("fedavg", "q-fedavg", "q-fedsgd", "term", "propfair")
 """Rules that weight devices by n_k unless `aggregation.weights` is set."""
 
@@ -513,6 +534,8 @@ RULES_BY_EXAMPLES = ("fedavg", "q-fedavg", "q-fedsgd", "term", "propfair")
 class AggregationConfig(Section, frozen=True, kw_only=True):
     """`[aggregation]`: the merge of updates."""
 
+    by: Literal["rule", "app"] = "rule"
+    """What merges: the rules below, or the strategy of an application, which alone sets `app`."""
     rule: Annotated[str, Meta(examples=list(RULES))] = "fedavg"
     """Rule that decides the weights of the updates of a round."""
     defence: Defence = "none"
@@ -568,6 +591,11 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     previous round, which is unbiased."""
     M: PositiveFloat = 3.0
     """corefed, propfair: utilities are M - F, in nats; must be above every loss."""
+    raw: Annotated[str, Meta(examples=list(RAW_RULES))] = "mean"
+    """Merge of the integers and booleans of a client, and of its bytes: mean weighted by examples
+    and rounded half to even, largest (of the device with most examples), first (of the first
+    device of the fleet), sum, max, or a function of yours, `package.module:merge`. Bytes have no
+    mean, sum or max."""
     step: Step = "as-published"
     """Length of the step: as rule and pseudo-gradient are published, or normalised to that of the
     mean of the same updates with equal weights, so that rules differ in the direction alone."""
@@ -829,6 +857,10 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
         return is_last or (self.every > 0 and round_id % self.every == 0)
 
 
+LEAST_RAW_BYTES, RAW_GROWTH = 16 << 20, 4
+"""Raw bytes that an update may always have, and the factor on those of the model."""
+
+
 class LimitsConfig(Section, frozen=True, kw_only=True):
     """`[limits]`: what a device may plausibly report; a report beyond it is refused.
 
@@ -850,6 +882,13 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     time_ratio: Annotated[float, Meta(ge=1.0, le=1e6)] = 1.5
     """Largest sum of the reported phases, in multiples of the time that the coordinator measured,
     after the first 2 s."""
+    raw_bytes: PositiveInt | None = None
+    """Most bytes of integers, booleans and bytes of a client in an update; not set: 4 times those
+    of the model that was sent, and at least 16 MiB. `check = "off"` does not lift it."""
+
+    def most_raw_bytes(self, sent: int) -> int:
+        """Return the most raw bytes of an update of a model that was sent with `sent` of them."""
+        return self.raw_bytes or max(LEAST_RAW_BYTES, RAW_GROWTH * sent)
 
 
 ALERTS_OFF = "none: operator.alerts is false, so no condition of this run was examined"

@@ -656,6 +656,11 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
         _check_local_values(config, has_vectors=bool(has_vectors))
     if config.privacy.is_on:
         _check_privacy(config, selector, aggregator, local_half)
+    training = config.training
+    if training.client is not None and aggregator.needs_loss and not training.loss_metric:
+        from fairbed.coordinator.policy.client import missing_metric
+
+        raise PluginError(missing_metric(f"weight rule {config.aggregation.rule}"))
     return Decisions(config, selector, make_estimator(config.selection), aggregator, local_half)
 
 

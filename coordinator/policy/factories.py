@@ -390,6 +390,10 @@ def make_selector(config: SelectionConfig) -> Selector:
             return Oort(OortSettings(**msgspec.structs.asdict(config.oort)))
         case "power-of-choice":
             return _power_of_choice(config)
+        case "app":
+            from fairbed.coordinator.algorithms.selection.application import ApplicationCohort
+
+            return ApplicationCohort()
         case name:
             from fairbed.coordinator.algorithms.selection.guarded import guarded
 

@@ -687,7 +687,7 @@ def metric_rows(
         mean = test_set.loss_sum / test_set.positions
         of_test_set = quality_columns(test_set.n, mean, test_set.quality)
     accuracies = dict.fromkeys(_ACCURACIES)
-    if measured[0].quality.mae is None:
+    if all(score.quality.correct is not None for score in measured):
         accuracies = {name: finite(getattr(summary, name)) for name in _ACCURACIES}
     columns = accuracies | _auroc_columns(measured) | _error_columns(measured)
     columns |= _position_columns(measured) | _class_columns(measured)

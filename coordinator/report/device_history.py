@@ -8,7 +8,7 @@ from statistics import median
 
 from fairbed.coordinator.report.quantities import SampleCount
 from fairbed.coordinator.store.reader import ContextMeans, RunReader
-from fairbed.coordinator.store.tables import EventRow, ExchangeRow, TruthRow
+from fairbed.coordinator.store.tables import ClientMetricRow, EventRow, ExchangeRow, TruthRow
 from fairbed.wire.messages import DEVICE_PHASES
 
 EXCHANGE_PHASES = (*DEVICE_PHASES, "queued", "upload")
@@ -79,6 +79,8 @@ class DeviceHistory:
     """As the testbed configured it; None for a physical device."""
     contexts: Sequence[tuple[float, ContextMeans]]
     """Round, and means of its contexts."""
+    metrics: Sequence[ClientMetricRow] = ()
+    """What its client measured, in the order of rounds."""
 
 
 def read_history(
@@ -104,6 +106,7 @@ def read_history(
             (round_at(closed_at_s, means.at_s), means)
             for means in reader.context_means(device, until_s)
         ],
+        metrics=reader.client_metrics(until_round=until_round, device=device),
     )
 
 

@@ -53,6 +53,7 @@ from fairbed.coordinator.report.quality import noise_mark
 from fairbed.coordinator.report.quantities import MISSING, clock, instant, ratio
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import (
+    BY_APP,
     DeviceSummary,
     ExchangeSummary,
     RunSummary,
@@ -345,6 +346,7 @@ def _title(runs: Sequence[RunPage]) -> str:
 def _one(run: RunPage, advance: Callable[[float], None]) -> Markup:
     sections = [
         _section("summary", "Summary", _words(run.findings), _further(run.summary)),
+        *_client_section(run.summary),
         _section("what", "What was run", _what(run)),
         *_figures(_labelled([run], [""]), [""], advance),
         *_devices_section(run),
@@ -385,6 +387,7 @@ def _several(
             _banner(run),
             _words(run.findings),
             _further(s),
+            *([tag("h3", "Metrics of the client"), _client(s)] if s.client_metrics else []),
             tag("h3", "What was run"),
             _what(run),
             tag("h3", "Devices"),
@@ -534,6 +537,35 @@ def _further(s: RunSummary) -> Markup:
     return tag("dl", *items, class_="pairs") if items else Markup("")
 
 
+def _client_section(s: RunSummary) -> list[Markup]:
+    if not s.client_metrics:
+        return []
+    return [_section("client", "Metrics of the client", _client(s))]
+
+
+def _client(s: RunSummary) -> Markup:
+    """Return the newest values of what the client measures, in a table."""
+    columns = [HtmlColumn("metric", "text"), HtmlColumn("phase", "text"), HtmlColumn("round")]
+    columns += [HtmlColumn("devices"), HtmlColumn("mean by examples"), HtmlColumn("lowest")]
+    columns += [HtmlColumn("of", "text"), HtmlColumn("highest"), HtmlColumn("of", "text")]
+    rows: list[Row] = [
+        (
+            _cut(one.name),
+            one.phase,
+            str(one.round),
+            _count(one.devices),
+            HtmlCell(f"{one.mean:.4g}", one.mean),
+            HtmlCell(f"{one.lowest:.4g}", one.lowest),
+            one.lowest_device,
+            HtmlCell(f"{one.highest:.4g}", one.highest),
+            one.highest_device,
+        )
+        for one in s.client_metrics or []
+    ]
+    note = "Named by the client of this run, which alone knows whether a large value is good."
+    return join(tag("p", note, class_="note"), html_table(columns, rows, sorts=True))
+
+
 def _what(run: RunPage) -> Markup:
     s, row, p = run.summary, run.info.row, run.summary.provenance
     packages = ", ".join(f"{name} {value}" for name, value in p.packages.items())
@@ -582,6 +614,8 @@ def _merge(s: RunSummary) -> str:
     a = s.aggregation
     if a.rule is None:
         return ""
+    if a.rule == "app":
+        return BY_APP
     defence = f"defence {a.defence}, " if a.defence != "none" else ""
     return (
         f"{defence}{a.rule} with weights {a.weights}, pseudo-gradient {a.pseudo_gradient}, "

@@ -22,6 +22,7 @@ from fairbed.coordinator.policy.live_settings import (
     key_of,
 )
 from fairbed.coordinator.records.rows import ENERGY_PHASES
+from fairbed.coordinator.report.client_metrics import summaries
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.facts import COLUMNS, ExchangeTable, RunFacts
 from fairbed.coordinator.report.measures import (
@@ -132,6 +133,7 @@ def summarise_run(
         test_bytes = reader.test_bytes()
         fleet_stats = reader.fleet_stats()
         own, own_of_devices = own_numbers(facts), own_numbers_of_devices(facts)
+        client_metrics = summaries(reader.latest_client_metrics())
 
     is_revealed = reveals or info.status not in LIVE
     is_listed = fleet_stats is None  # a row for each device, malicious or not
@@ -193,7 +195,12 @@ def summarise_run(
     exchange = _exchanges(exchanges)
     batch_norm = info.plan.model.batch_norm
     notes = _evaluation_notes(
-        [row.name for row in devices], device_metrics, metrics, test_bytes, batch_norm
+        [row.name for row in devices],
+        device_metrics,
+        metrics,
+        test_bytes,
+        batch_norm,
+        info.plan.training.client,
     )
     noise = noise_warning(
         {
@@ -255,6 +262,8 @@ def summarise_run(
         fleet=fleet,
         provenance=msgspec.json.decode(info.row.provenance, type=Provenance),
         measures=own or UNSET,
+        client_metrics=client_metrics or UNSET,
+        has_client=info.plan.training.client is not None,
     )
 
 
@@ -262,7 +271,7 @@ def _aggregation(planned: PlannedAggregation) -> AggregationSummary:
     """Return the steps of the aggregation."""
     default = AggregationConfig(rule=planned.rule or "fedavg").weighting
     return AggregationSummary(
-        rule=planned.rule,
+        rule="app" if planned.by == "app" else planned.rule,
         weights=planned.weights or default,
         defence=planned.defence,
         pseudo_gradient=planned.pseudo_gradient,
@@ -446,6 +455,7 @@ def _evaluation_notes(
     metrics: Sequence[MetricRow],
     test_bytes: int,
     batch_norm: str = "merged",
+    client: str | None = None,
 ) -> list[str]:
     """Return what the latest evaluation could not measure, and what it cannot check.
 
@@ -457,9 +467,15 @@ def _evaluation_notes(
         metrics: The latest evaluation, or none.
         test_bytes: Bytes that devices downloaded for their tests in the whole run.
         batch_norm: `[model] batch_norm`.
+        client: `[training] client`.
     """
     if not metrics:
         return []
+    if client is not None and all(row.accuracy is None for row in of_devices.values()):
+        return [
+            "the client measures no accuracy: a metric of evaluate named accuracy, a share from 0 "
+            "to 1, fills the tables of accuracy and fairness"
+        ]
     notes, rows, missing = [], of_devices.values(), [x for x in devices if x not in of_devices]
     latest = metrics[-1]
     is_regression = latest.accuracy_mean is None
@@ -473,7 +489,8 @@ def _evaluation_notes(
     reported = sum(row.bytes_down is not None for row in rows)
     if reported:
         scores = "errors" if is_regression else "accuracies"
-        which = "devices with own data" if batch_norm not in BATCH_NORM else "devices"
+        is_all = batch_norm in BATCH_NORM or client is not None
+        which = "devices" if is_all else "devices with own data"
         notes.append(
             f"{reported} of {len(of_devices)} {scores} are reported by {which}; "
             f"their downloads for tests, {size(test_bytes)} so far, are not part of the traffic"

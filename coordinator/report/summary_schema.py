@@ -361,6 +361,23 @@ class Fairness(Struct, frozen=True, kw_only=True):
     this object."""
 
 
+class ClientMetricSummary(Struct, frozen=True, kw_only=True):
+    """One metric of the client of a run, in the newest round in which a device reported it."""
+
+    name: str
+    """The client's name for it."""
+    phase: str
+    """fit or evaluate."""
+    round: int
+    devices: int
+    mean: float
+    """Over these devices, weighted by their examples."""
+    lowest: float
+    lowest_device: str
+    highest: float
+    highest_device: str
+
+
 class ProfileSummary(Struct, frozen=True, kw_only=True):
     """All devices of one profile."""
 
@@ -448,10 +465,15 @@ class RoundTimes(Struct, frozen=True, kw_only=True):
     """Rounds that are not void, of all closed rounds, by key."""
 
 
+BY_APP = "by the strategy of the application"
+"""How a run merges whose rule is `app`."""
+
+
 class AggregationSummary(Struct, frozen=True, kw_only=True):
     """The steps of the aggregation, keys of `[aggregation]`."""
 
     rule: str | None
+    """`app`: the strategy of an application merges, and the other steps do not act."""
     weights: str
     """Weight of a device before its loss counts; the default of the rule unless it was set."""
     defence: str
@@ -616,6 +638,10 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """What the run was made with, at its start."""
     measures: dict[str, Number] | UnsetType = UNSET
     """Measures of the catalogue without a key of their own here; absent if there is none."""
+    client_metrics: list[ClientMetricSummary] | UnsetType = UNSET
+    """What the client of the run measures; absent without any."""
+    has_client: bool = False
+    """Training code of the user has trained the model."""
 
     @property
     def last_round(self) -> int | None:

@@ -6,6 +6,7 @@ from textwrap import TextWrapper
 from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.policy.combinations import are_weights_ignored
+from fairbed.coordinator.report.client_metrics import lines as client_metric_lines
 from fairbed.coordinator.report.measures import (
     device_measures,
     own_of,
@@ -26,6 +27,7 @@ from fairbed.coordinator.report.quantities import (
     seconds,
 )
 from fairbed.coordinator.report.summary_schema import (
+    BY_APP,
     AlertSummary,
     Attackers,
     DeviceSummary,
@@ -108,6 +110,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_spread(s),
         *_noise(s),
         *_personal(s),
+        *[("metric", line) for line in client_metric_lines(s.client_metrics or [])],
         *[("note", note) for note in s.evaluation_notes],
         (
             "exchanges",
@@ -174,6 +177,9 @@ def _with_own(pairs: Sequence[tuple[str, str]], s: RunSummary) -> list[tuple[str
 def _quality(s: RunSummary) -> list[tuple[str, str]]:
     """Return the accuracy, with two classes the AUROC, or the error of regression."""
     a, e, loss = s.accuracy, s.error, f"loss {text_of(s, 'loss_mean')} ± {text_of(s, 'loss_std')}"
+    if s.has_client and a.mean is None:
+        known = loss.removeprefix("loss ")
+        return [("loss", known if s.loss.mean is not None else "not known: no device evaluated")]
     worst = noise_mark(a.noise.worst10_share) if a.noise else ""
     best = noise_mark(a.noise.best10_share) if a.noise else ""
     if s.task == "regression":
@@ -538,6 +544,8 @@ def _merge(s: RunSummary) -> list[tuple[str, str]]:
     a = s.aggregation
     if a.rule is None:
         return []
+    if a.rule == "app":
+        return [("merge", BY_APP)]
     defence = "" if a.defence == "none" else f"defence {a.defence}, "
     ignored = " (no effect)" if are_weights_ignored(a.defence, a.pseudo_gradient) else ""
     return [

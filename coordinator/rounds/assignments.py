@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from msgspec import structs
 
@@ -75,7 +77,12 @@ class Assignments:
         return self._decisions.config
 
     def assign(
-        self, table: Round, selection: Selection, now: float, has_reported: Collection[str] = ()
+        self,
+        table: Round,
+        selection: Selection,
+        now: float,
+        has_reported: Collection[str] = (),
+        contents: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> dict[str, Train]:
         """Return the `Train` message of each device of a selection for the open round.
 
@@ -84,6 +91,7 @@ class Assignments:
             selection: The selection.
             now: When it was made, on the coordinator's clock.
             has_reported: Devices that reported a loss before it.
+            contents: Fields of the messages that an application chose, by device.
         """
         names = [self._registry.names()[row] for row in selection.rows.tolist()]
         seeds = self._decisions.training_seeds(table.id, selection.rows).tolist()
@@ -92,6 +100,8 @@ class Assignments:
             name: self._train(table, name, hyperparameters, seed)
             for name, seed in zip(names, seeds, strict=True)
         }
+        for name in contents.keys() & trains.keys():
+            trains[name] = structs.replace(trains[name], **contents[name])
         for name in names:
             device = self._registry[name]
             self._open[name, table.id] = Assignment(
@@ -127,7 +137,8 @@ class Assignments:
             model=self._versions.manifest,
             hyperparameters=self._registry.fitted(device, hyperparameters),
             seed=seed,
-            needs_loss=self._decisions.aggregator.needs_loss,
+            needs_loss=self._decisions.aggregator.needs_loss
+            or bool(self._config.training.loss_metric),
             deadline_s=settings.late_limit_s or settings.deadline_s,
             keep_warm=settings.merges_late_updates and device.trained_last,
             coding=self._versions.coding(device),

@@ -565,7 +565,7 @@ class RoundExecutor:
                 if exchange.state is ExchangeState.DONE:
                     self._being_added.add(device)
                     vector, base = self._uploads.vector(device), self._bases.get(device)
-                    await merge.add(exchange, vector, base)
+                    await merge.add(exchange, vector, base, self._uploads.raw(device))
                     self._uploads.release(device)
                     self._being_added.discard(device)
                     self._notify()

@@ -5,9 +5,9 @@ of its steps does in a live run is in `TrainingLoop`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -21,6 +21,7 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import SideTraffic
 from fairbed.coordinator.policy.config import CoordinatorConfig, mini_batch_problem
 from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.ports import Evaluator, RunWatcher, Score
 from fairbed.coordinator.records.rows import (
     ended_columns,
@@ -51,6 +52,7 @@ from fairbed.coordinator.script.round import (
     Merge,
     Observe,
     ObservedFleet,
+    Prepare,
     QueryLosses,
     Record,
     Release,
@@ -60,7 +62,7 @@ from fairbed.coordinator.script.round import (
     Step,
     first_table,
 )
-from fairbed.coordinator.state.exchange import DRAINING, Exchange, upload_slots
+from fairbed.coordinator.state.exchange import DRAINING, Exchange, ExchangeState, upload_slots
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.state.waits import Waits, some
@@ -69,9 +71,11 @@ from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.wire.messages import Train
 
 if TYPE_CHECKING:
-    from fairbed.coordinator.rounds.loss_query import LossQueries
+    from fairbed.coordinator.records.client_metrics import ClientMetrics
+    from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
     from fairbed.coordinator.rounds.own_data import OwnDataTests
     from fairbed.coordinator.rounds.personal_scores import PersonalScores
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
 
 
 class FleetMissingError(Exception):
@@ -162,12 +166,15 @@ class RoundProgress:
     metric: MetricRow | None
     is_repeated: bool = False
     """The round is empty, as the one before: a stretch of them has one progress line."""
+    planned: int | None = None
+    """Rounds that an application plans, 0 if it does not say; None: those of the experiment."""
 
     def line(self, rounds: int) -> str:
         """Return the progress line of the round, in an experiment of so many `rounds`."""
         row = self.round
+        rounds = rounds if self.planned is None else self.planned
         last = rounds + row.rounds_empty
-        head = f"round {row.round:>{len(str(last))}}/{last}"
+        head = f"round {row.round:>{len(str(last))}}/{last}" if rounds else f"round {row.round}"
         if row.is_empty:
             return (
                 f"{head}  void: no device available, so it counts only for the queues, "
@@ -177,10 +184,7 @@ class RoundProgress:
             return f"{head}  void: no update, same model  queues {row.queue_total:.2f}"
         quality = "accuracy -"
         if self.metric is not None:
-            is_regression = self.metric.accuracy_mean is None
-            mean = self.metric.rmse_mean if is_regression else self.metric.accuracy_mean
-            found = "-" if mean is None else f"{mean:.3f}"
-            quality = f"{'RMSE' if is_regression else 'accuracy'} {found}"
+            quality = _quality(self.metric)
         lost = row.selected - row.aggregated
         missing = f" ({lost} not aggregated)" if lost > 0 else ""
         return (
@@ -188,6 +192,15 @@ class RoundProgress:
             f"queues {row.queue_total:5.2f}  slowest {row.slowest}  "
             f"cohort {' '.join(self.cohort)}{missing}"
         )
+
+
+def _quality(metric: MetricRow) -> str:
+    """Return the accuracy, the error or, of a client that measures neither, the loss."""
+    if metric.accuracy_mean is not None:
+        return f"accuracy {metric.accuracy_mean:.3f}"
+    if metric.mae_mean is None and metric.loss_mean is not None:
+        return f"loss {metric.loss_mean:.3f}"
+    return f"RMSE {'-' if metric.rmse_mean is None else format(metric.rmse_mean, '.3f')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +219,18 @@ class RunServices:
     """None: no device has a personal model."""
     own_data_tests: "OwnDataTests | None"
     """None: devices with own data hold out nothing."""
+    query_executor: "LossQueryExecutor | None"
+    """What sends the requests of both; None: there are none."""
     receivers: Sequence[Receiver]
     """Of these, the ones that wait for messages of devices."""
     executor: RoundExecutor
     event_log: EventLog
     loop_lag: LagMeter
     side_traffic: SideTraffic
+    raw_merger: "RawMerger | None"
+    """None: versions and updates have no raw part."""
+    client_metrics: "ClientMetrics | None"
+    """None: the task has no client."""
     watchers: Sequence[RunWatcher]
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
@@ -220,7 +239,7 @@ class RunServices:
 
 
 @dataclass(slots=True)
-class _OpenRound:
+class OpenRound:
     """What the driver keeps of a round from one step to another."""
 
     merge: RoundMerge
@@ -242,10 +261,18 @@ class _OpenRound:
 class TrainingLoop:
     """Runs the rounds of one run.
 
+    An application with a strategy of its own is a subclass. It answers `_wait_to_begin` (what the
+    next round waits for), `_prepare` and `_contents` (what a cohort is sent), `_new_merge` and
+    `_next_version` (what becomes of the updates), `_evaluate`, `_is_over`, and `_begun` at the
+    start.
+
     Args:
         services: The parts that the rounds use.
         attempt: How often the first round was attempted before: 0 unless the run is resumed.
     """
+
+    prepares = False
+    """The rounds have the step `Prepare`."""
 
     def __init__(self, services: RunServices, attempt: int) -> None:
         self._decisions = services.decisions
@@ -257,9 +284,12 @@ class TrainingLoop:
         self._services = services
         self._attempt = attempt
         self._script = RoundScript(
-            self._decisions, self._open_first, explains=self._config.operator.reasons
+            self._decisions,
+            self._open_first,
+            explains=self._config.operator.reasons,
+            prepares=self.prepares,
         )
-        self._next_merge = RoundMerge(None, self._registry)
+        self._next_merge = self._new_merge()
         """The merge of the next round, whose table accepts events already."""
         self._frozen: set[str] = set()
         """Devices whose virtual queue was frozen after the last round."""
@@ -276,6 +306,11 @@ class TrainingLoop:
     def _config(self) -> CoordinatorConfig:
         """The configuration of the open round, which an operator may change between rounds."""
         return self._decisions.config
+
+    @property
+    def _planned(self) -> int | None:
+        """Rounds that an application plans, 0 if it does not say; None: those of the experiment."""
+        return None
 
     @property
     def next_config(self) -> CoordinatorConfig:
@@ -311,7 +346,7 @@ class TrainingLoop:
         return self._open_round
 
     async def run(self, first_round: int) -> None:
-        """Run the rounds from `first_round` on until `config.rounds` were not empty.
+        """Run the rounds from `first_round` on until the run is over.
 
         Raises:
             FleetMissingError: Too few devices joined in time.
@@ -331,10 +366,13 @@ class TrainingLoop:
         await self._versions.publish(self._versions.vector, rng)
         if self._event_log.store.evaluated_round() < first_round - 1:  # killed before it was done
             await self._evaluate_again(first_round - 1)
+        await self._begun(first_round)
         round_id = first_round
-        while round_id <= self._script.end_of_run:
+        while not self._is_over(round_id):
             self._first_round = round_id
             await self._wait_to_begin(round_id)
+            if self._is_over(round_id):
+                break
             self._open_round, waits.next_round = round_id, round_id + 1
             await self.run_round(round_id)
             self._open_round, self._attempt = None, 0
@@ -344,9 +382,16 @@ class TrainingLoop:
         if all(device.aggregated_round is None for device in self._registry):
             raise NothingAggregatedError(self._config.rounds)
 
+    def _is_over(self, next_round: int) -> bool:
+        """Return whether no further round begins: `config.rounds` were not empty."""
+        return next_round > self._script.end_of_run
+
+    async def _begun(self, first_round: int) -> None:
+        """The fleet is there and the first version is published; rounds follow."""
+
     async def run_round(self, round_id: int) -> None:
         """Run one round, as its script demands."""
-        current, script, answer = _OpenRound(self._next_merge), self._script.round(), None
+        current, script, answer = OpenRound(self._next_merge), self._script.round(), None
         while True:
             try:
                 step = script.send(answer)
@@ -359,10 +404,12 @@ class TrainingLoop:
                 answer = await self._wait_for(current, step)
         assert current.row is not None, "a round is recorded"
         cohort = tuple(closed.table.exchanges)
-        progress = RoundProgress(current.row, cohort, current.metric, closed.is_repeated)
+        progress = RoundProgress(
+            current.row, cohort, current.metric, closed.is_repeated, self._planned
+        )
         self._services.on_progress(progress)
 
-    def _at_once(self, current: _OpenRound, step: Instant[Any]) -> Any:
+    def _at_once(self, current: OpenRound, step: Instant[Any]) -> Any:
         """Let happen what takes no time; return the answer.
 
         A plain function, which cannot wait: no event is lost between two tables.
@@ -380,9 +427,11 @@ class TrainingLoop:
                 self._close(current, step)
         return None
 
-    async def _wait_for(self, current: _OpenRound, step: Step[Any]) -> Any:
+    async def _wait_for(self, current: OpenRound, step: Step[Any]) -> Any:
         """Let happen what takes time; return the answer."""
         match step:
+            case Prepare(selection=selection):
+                await self._prepare(self._table, selection)
             case Collect():
                 await self._executor.wait_over(self._table)
             case AwaitChange():
@@ -551,7 +600,7 @@ class TrainingLoop:
             await queries.run(step.demand, query)
         await self._fleet.wait_settled()  # The link may have been down during the query.
 
-    def _observe(self, current: _OpenRound) -> ObservedFleet:
+    def _observe(self, current: OpenRound) -> ObservedFleet:
         """Return the fleet at this instant."""
         registry, now = self._registry, self._event_log.now()
         current.observed_at = now
@@ -562,12 +611,12 @@ class TrainingLoop:
             absences=lambda is_available: registry.absences(is_available, now),
         )
 
-    def _dispatch(self, current: _OpenRound, step: Dispatch) -> None:
+    def _dispatch(self, current: OpenRound, step: Dispatch) -> None:
         """Send a cohort its `Train` messages."""
         table, query, is_first = self._table, step.query, not step.selections_before
         has_reported = set[str]() if query is None else query.answered()
         trains = self._services.assignments.assign(
-            table, step.selection, current.observed_at, has_reported
+            table, step.selection, current.observed_at, has_reported, self._contents(table)
         )
         if is_first:
             self._begin_merge(table.id, current.merge)  # After the selection: it counts devices.
@@ -581,6 +630,17 @@ class TrainingLoop:
             self._event_log.event(kind, " ".join(trains), round_id=table.id)
         if trains or (is_first and table.is_buffered):
             self._send(table, trains)
+
+    async def _prepare(self, table: Round, selection: Selection) -> None:
+        """Make what a cohort is sent; called with `prepares` alone."""
+
+    def _contents(self, table: Round) -> Mapping[str, Mapping[str, Any]]:
+        """Return fields of `Train` that replace those of the configuration, by device."""
+        return {}
+
+    def _new_merge(self) -> RoundMerge:
+        """Return what receives the updates of one round."""
+        return RoundMerge(None, self._registry)
 
     def _release(self, exchanges: Sequence[Exchange]) -> None:
         """Let devices be selected again in this round."""
@@ -637,30 +697,20 @@ class TrainingLoop:
             log.event("waiting", line, round_id=round_id)
             self._services.on_waiting(line)
 
-    def _close(self, current: _OpenRound, step: Close) -> None:
+    def _close(self, current: OpenRound, step: Close) -> None:
         """Open the next table: each event belongs to one of the two."""
         current.collected = self._event_log.now()
         current.lag_p99_s = self._services.loop_lag.p99_s()
         if not step.closed.is_empty:
             self._empty_reports = None
-        self._next_merge = RoundMerge(None, self._registry)
+        self._next_merge = self._new_merge()
         self._executor.open(step.successor, self._next_merge)
         current.assignments = self._services.assignments.close(step.closed.ended)
 
-    async def _merge(self, current: _OpenRound, closed: ClosedRound) -> Shown:
+    async def _merge(self, current: OpenRound, closed: ClosedRound) -> Shown:
         """Finish the merge and publish the next version."""
         table = closed.table
-        pulled = pulled_blobs(current.assignments, table)
-        if closed.merged:
-            merge = await current.merge.finish()
-            for note in merge.notes:
-                text = note.about(self._registry.names())
-                self._event_log.event(note.kind, text, level="warning", round_id=table.id)
-            await self._versions.publish(
-                merge.vector, self._decisions.encoding_stream(table.id), pulled
-            )
-        else:
-            await self._versions.retire_all_but(pulled)
+        await self._next_version(current, closed, pulled_blobs(current.assignments, table))
         if table.exchanges and not closed.merged:
             self._event_log.event(
                 "void",
@@ -676,7 +726,29 @@ class TrainingLoop:
         )
         return Shown(ended, closed_at, self._registry.left())
 
-    async def _record(self, current: _OpenRound, step: Record) -> None:
+    async def _next_version(
+        self, current: OpenRound, closed: ClosedRound, pulled: Collection[bytes]
+    ) -> None:
+        """Finish the merge and publish the next version, if an update arrived.
+
+        Args:
+            current: The round.
+            closed: The same, after its end.
+            pulled: Ids of blobs that devices may still be downloading.
+        """
+        table = closed.table
+        if not closed.merged:
+            await self._versions.retire_all_but(pulled)
+            return
+        merge = await current.merge.finish()
+        for note in merge.notes:
+            text = note.about(self._registry.names())
+            self._event_log.event(note.kind, text, level="warning", round_id=table.id)
+        await self._versions.publish(
+            merge.vector, self._decisions.encoding_stream(table.id), pulled, current.merge.raw
+        )
+
+    async def _record(self, current: OpenRound, step: Record) -> None:
         """Write the rows and the checkpoint of a round in one transaction."""
         closed, shown, why, log = step.closed, step.shown, step.why, self._event_log
         table, selection, ended = closed.table, closed.selection, closed.ended
@@ -737,12 +809,32 @@ class TrainingLoop:
         for record in (*fleet_rows(selection), *(() if queries is None else queries.rows)):
             log.add(record)
         self._record_releases(ended)
-        model = self._versions.vector
+        for x in ended:
+            if x.state is ExchangeState.DONE and x.offer is not None and x.offer.metrics:
+                self._record_metrics(x.round, x.device, "fit", x.offer.metrics, x.offer.n_k)
+        model, raw = self._versions.vector, self._versions.raw
         await anyio.to_thread.run_sync(
-            log.store.close_round, row, selections, exchanges, self.checkpoint(), model
+            log.store.close_round, row, selections, exchanges, self.checkpoint(), model, raw
         )
         for watcher in self._services.watchers:
             watcher.close_round(table.id, exchanges, closed.rounds_empty)
+
+    def _record_metrics(
+        self,
+        round_id: int,
+        device: str,
+        phase: Literal["fit", "evaluate"],
+        metrics: Mapping[str, float],
+        n: int,
+    ) -> None:
+        """Write what a client measured, by its own names; without a client there is nothing."""
+        rows = self._services.client_metrics
+        if rows is None:
+            return
+        for row in rows.rows(round_id, device, phase, metrics, n):
+            self._event_log.add(row)
+        if (problem := rows.warning(metrics)) is not None:
+            self._event_log.event("metrics", problem, level="warning", round_id=round_id)
 
     async def _evaluate_again(self, round_id: int) -> None:
         """Evaluate the model of a checkpoint whose process was killed before it was done."""
@@ -762,6 +854,9 @@ class TrainingLoop:
                 scores = await tests.run(
                     round_id, attempt, limit_s=self._config.test_timeout_s, is_last=is_last
                 )
+            for name, score in scores.items():
+                if score.metrics:
+                    self._record_metrics(round_id, name, "evaluate", score.metrics, score.n)
         test_set: Score | None = None
         if evaluator is not None:
             model = self._versions.vector
@@ -774,13 +869,24 @@ class TrainingLoop:
                 for name, score in of_shards.items()
                 if (device := self._registry.get(name)) is None or not device.has_own_data
             }
+        return self._record_scores(round_id, scores, started, test_set)
+
+    def _record_scores(
+        self,
+        round_id: int,
+        scores: Mapping[str, Score],
+        started: float,
+        test_set: Score | None = None,
+    ) -> MetricRow | None:
+        """Write the rows of an evaluation that was `started` then; None without a score."""
+        log = self._event_log
         took_s = log.now() - started
         devices, metric = metric_rows(round_id, scores, log.at_s(), took_s, test_set)
         for row in devices:
             log.add(row)
         if metric is not None:
             log.add(metric)
-            for watcher in services.watchers:
+            for watcher in self._services.watchers:
                 watcher.evaluate(metric)
         return metric
 
@@ -796,7 +902,7 @@ class TrainingLoop:
 
     def _open_first(self) -> Round:
         """Open the table of the first round of this process."""
-        slots = upload_slots(self._services.agreement.memory_bytes)
+        slots = upload_slots(self._services.agreement.memory_bytes + len(self._versions.raw))
         table = first_table(self._config, self._first_round, self._attempt, slots)
         self._executor.open(table, self._next_merge)
         return table
@@ -811,7 +917,10 @@ class TrainingLoop:
             lambda: UpdateStore(self._event_log.store.folder, agreement.up_layout.n_values),
             layout.local,
         )
-        merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule)
+        raw, merger = None, self._services.raw_merger
+        if merger is not None:
+            raw = merger.begin(self._versions.raw, self._event_log.store.folder)
+        merge.begin(accumulator, model, layout.n_params, self._decisions.staleness_rule, raw)
 
     def _report_mini_batches(self, round_id: int, n_k: Ints) -> None:
         """Write an event if more devices than before have too many examples for one mini-batch.

@@ -1,7 +1,9 @@
 """The merge of one round, which runs off the event loop while other updates arrive."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
@@ -11,6 +13,11 @@ from fairbed.coordinator.algorithms.aggregation.staleness import StalenessRule
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.state.exchange import Exchange
 from fairbed.coordinator.state.registry import Registry
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.rounds.raw_updates import RawMerge
+
+NO_RAW: Final = memoryview(b"")
 
 
 class RoundMerge:
@@ -31,6 +38,9 @@ class RoundMerge:
         """Exchanges of the updates, in the order of arrival."""
         self._failure: Exception | None = None
         """Error of an update that could not be added; `finish` raises it."""
+        self._raw: RawMerge | None = None
+        self.raw: bytes | None = None
+        """The next raw part, once the merge is finished; None without one."""
         self._has_begun = anyio.Event()
         if accumulator is not None:
             self._has_begun.set()
@@ -42,6 +52,7 @@ class RoundMerge:
         current: Vector,
         n_params: int,
         staleness_rule: StalenessRule,
+        raw: "RawMerge | None" = None,
     ) -> None:
         """Begin the merge of a round.
 
@@ -50,8 +61,9 @@ class RoundMerge:
             current: The version that the devices of the round train, shape (n_values,).
             n_params: Number of its parameters; the other values are buffers.
             staleness_rule: Weights of updates of earlier versions.
+            raw: Merges their raw parts; None: they have none.
         """
-        self._accumulator = accumulator
+        self._accumulator, self._raw = accumulator, raw
         self._rebase = partial(staleness_rule.rebased, now=current, n_params=n_params)
         self._has_begun.set()
 
@@ -59,7 +71,13 @@ class RoundMerge:
         """Wait for `begin`."""
         await self._has_begun.wait()
 
-    async def add(self, exchange: Exchange, model: Vector, base: Vector | None = None) -> None:
+    async def add(
+        self,
+        exchange: Exchange,
+        model: Vector,
+        base: Vector | None = None,
+        raw: memoryview = NO_RAW,
+    ) -> None:
         """Add the verified update of a done exchange; `lock` must be held.
 
         Its weight, its examples or their positions, is bounded by what the device registered.
@@ -68,6 +86,7 @@ class RoundMerge:
             exchange: Its exchange, with the staleness of the update.
             model: The model that the device has trained, shape (n_values,).
             base: The version that it started from, shape (n_values,); None is the current one.
+            raw: The raw part of the update, which the caller reuses afterwards.
         """
         device, offer = self._registry[exchange.device], exchange.offer
         accumulator, staleness = self._accumulator, exchange.staleness or 0
@@ -91,6 +110,8 @@ class RoundMerge:
                     loss_before=offer.loss_before,
                 )
             )
+            if self._raw is not None:
+                self._raw.add(device.name, device.row, weight, raw)
 
         try:
             await anyio.to_thread.run_sync(add)
@@ -108,10 +129,18 @@ class RoundMerge:
             if self._failure is not None:
                 raise self._failure
             assert self._accumulator is not None, "only a merge that has begun can be finished"
-            merge = await anyio.to_thread.run_sync(self._accumulator.finish)
+            merge = await anyio.to_thread.run_sync(self._finish, self._accumulator)
         for exchange, measured in zip(self._added, measured_in(merge), strict=True):
             exchange.measured.update(measured)
         return merge
+
+    def _finish(self, accumulator: Accumulator) -> Merge:
+        merge = accumulator.finish()
+        if self._raw is None:
+            return merge
+        counts = (merge.weights * merge.scale > 0.0).tolist()
+        self.raw, notes = self._raw.finish(counts)
+        return replace(merge, notes=(*merge.notes, *notes))
 
 
 def measured_in(merge: Merge) -> list[dict[str, float]]:

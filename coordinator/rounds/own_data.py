@@ -219,4 +219,5 @@ def score_of(
         quality=quality,
         loss_sum=min(reply.loss, MAX_LOSS) * (quality.positions or n),
         bytes_down=None if pulled is None else pulled.size_bytes,
+        metrics=reply.metrics,
     )

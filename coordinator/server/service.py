@@ -60,6 +60,8 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.records.client_metrics import ClientMetrics
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
 
 GOODBYE_S = 1.0
@@ -93,6 +95,10 @@ class TrainingSetup:
     artifact: Artifact
     vector: Vector
     """The initial model, shape (n_values,); a checkpoint in the store replaces it."""
+    raw: bytes = b""
+    """Its raw part, which only a client reads; a checkpoint replaces it, too."""
+    raw_merger: "RawMerger | None" = None
+    """Merges raw parts; None: versions and updates have none."""
     decisions: Decisions
     attempt: int = 0
     """How often the first round was attempted before: 0 unless the run is resumed."""
@@ -102,6 +108,10 @@ class TrainingSetup:
     """The emulated ones, for reports only; the others are physical."""
     fitting: Fitting | None = None
     """Fits training into the memory of devices; None: it needs little."""
+    loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
+    """Makes the driver of the rounds: that of an application, if there is one."""
+    client_evaluates: bool = False
+    """The task has a client, which evaluates the model on the examples of its device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,15 +291,16 @@ class Coordinator:
     def _build(self, group: TaskGroup) -> _RunParts:
         """Build the parts of the run; nothing is sent yet."""
         log, side_traffic = self._event_log, SideTraffic()
-        module = self._setup.artifact.module
+        artifact = self._setup.artifact
+        allowed = "" if artifact.module is None else package_of(artifact.module.path)
         registry = Registry(
             personalises=self._config.personalisation.is_on,
-            tests_shards=self._config.model.has_local_values,
+            tests_shards=self._config.model.has_local_values or self._setup.client_evaluates,
             local_rule=self._config.training.rule,
             emulated=self._setup.emulated,
             noise_multiplier=self._config.privacy.noise_multiplier,
-            engine=self._setup.artifact.engine,
-            module="" if module is None else package_of(module.path),
+            engine=artifact.engine,
+            module=allowed if artifact.client is None else artifact.client.name,
             fitting=self._setup.fitting,
         )
         chunk_bytes = min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)
@@ -297,14 +308,15 @@ class Coordinator:
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
         fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
         _, returned = self._setup.decisions.vector_counts
-        layout = self._setup.artifact.spec.layout.with_vectors(returned)
-        predicted = self._setup.artifact.spec.predicted
-        uploads = Uploads(layout, log.now, self._config.limits, predicted.y_shape)
+        layout, predicted = artifact.spec.layout.with_vectors(returned), artifact.predicted
+        merger = self._setup.raw_merger
+        check_raw = None if merger is None else merger.fault
+        uploads = Uploads(layout, log.now, self._config.limits, predicted.y_shape, check_raw)
         executor = RoundExecutor(
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )
         services = self._build_services(fleet, executor, side_traffic)
-        loop = TrainingLoop(services, self._setup.attempt)
+        loop = self._setup.loop(services, self._setup.attempt)
         commands = OperatorCommands(
             loop,
             registry,
@@ -360,6 +372,7 @@ class Coordinator:
             limits=self._config.limits,
             signatures=self._signatures,
             earlier_names=self._host.earlier_names,
+            places=self._host.places,
             wants_scale=self._setup.artifact.scale is not None and not self._config.privacy.is_on,
         )
 
@@ -381,6 +394,7 @@ class Coordinator:
             self._public,
             registry,
             log,
+            raw=self._setup.raw if checkpoint is None else checkpoint.raw,
             with_vectors=lambda model: decisions.with_vectors(model, layout.n_params),
             max_chunk_bytes=self._max_chunk_bytes,
         )
@@ -403,17 +417,20 @@ class Coordinator:
             watchers.append(monitor)
         else:
             log.event("alerts", ALERTS_OFF, level="warning")
-        predicted = self._setup.artifact.spec.predicted
+        predicted = self._setup.artifact.predicted
         receivers: list[Receiver] = []
-        loss_queries = own_data_tests = personal_scores = None
-        if decisions.queries_losses or config.held_out is not None:
+        query_executor = loss_queries = own_data_tests = personal_scores = None
+        has_tests = config.held_out is not None
+        if self._setup.artifact.client is not None:
+            has_tests &= self._setup.client_evaluates
+        if decisions.queries_losses or has_tests:
             from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 
             query_executor = LossQueryExecutor(self._publisher, log, predicted)
             receivers.append(query_executor)
             if decisions.queries_losses:
                 loss_queries = LossQueries(decisions, registry, versions, query_executor, log)
-            if config.held_out is not None:
+            if has_tests:
                 from fairbed.coordinator.rounds.own_data import OwnDataTests
 
                 own_data_tests = OwnDataTests(
@@ -435,15 +452,25 @@ class Coordinator:
             loss_queries=loss_queries,
             personal_scores=personal_scores,
             own_data_tests=own_data_tests,
+            query_executor=query_executor,
             executor=executor,
             event_log=log,
             loop_lag=self._loop_lag,
             side_traffic=side_traffic,
+            raw_merger=self._setup.raw_merger,
+            client_metrics=self._client_metrics(),
             watchers=watchers,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,
             on_waiting=self._on_waiting,
         )
+
+    def _client_metrics(self) -> "ClientMetrics | None":
+        if self._setup.artifact.client is None:
+            return None
+        from fairbed.coordinator.records.client_metrics import ClientMetrics
+
+        return ClientMetrics(self._store.metric_names)
 
     def _restore(self, loop: TrainingLoop) -> int:
         """Restore the last checkpoint, if there is one; return the first round to run."""

@@ -197,12 +197,15 @@ class Device:
         """Return whether the device has an engine, and its owner allows the module of a model.
 
         Args:
-            engine: onnx or torch.
-            module: Python module of the model; empty for graphs, which need no permission.
+            engine: onnx, torch or client.
+            module: Python module of the model, or name of the folder of a client; empty for
+                graphs, which need no permission.
         """
         known = self.capabilities
         if known is None:
             return engine == "onnx"
+        if engine == "client":
+            return module in known.clients
         return engine in known.engines and (not module or module in known.models)
 
     def is_present(self, now: float) -> bool:
@@ -327,7 +330,8 @@ class Registry:
     personalises: bool = False
     """Devices train personal models."""
     tests_shards: bool = False
-    """Devices test the model on their shards, too, because they keep values of it."""
+    """Devices test the model on their shards, too, because they keep values of it, or only their
+    client knows how."""
     local_rule: str = "sgd"
     """Local rule of the run; a device without it is not available."""
     emulated: Collection[str] = ()
@@ -338,8 +342,8 @@ class Registry:
     engine: str = "onnx"
     """Engine of the run's task; a device without it is not available."""
     module: str = ""
-    """Python module of the model, empty for graphs; a device whose owner does not allow it is not
-    available."""
+    """Python module of the model, or name of the folder of a client, empty for graphs; a device
+    whose owner does not allow it is not available."""
     fitting: Fitting | None = None
     """Fits training into the memory of devices; None: it needs little. A device into which it does
     not fit is not available."""

@@ -1,14 +1,16 @@
 """Model files of a run, and states too large for the database: written completely or not at all.
 
-A model file has one flat float32 vector.
+A model file has one flat float32 vector, and the raw bytes of a client if it has any.
 """
 
 import errno
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -18,7 +20,9 @@ from fairbed.wire.tensors import vector_to_bytes
 
 FOLDER = "models"
 TENSOR = "vector"
-"""Name of the only tensor in a file: `[params | buffers]`."""
+"""Name of the vector in a file: `[params | buffers]`."""
+RAW = "raw"
+"""Name of the raw bytes, which only a client reads (`wire.records`)."""
 
 
 def file_of(round_id: int) -> str:
@@ -26,12 +30,14 @@ def file_of(round_id: int) -> str:
     return f"{FOLDER}/round-{round_id:05d}.safetensors"
 
 
-def sha256_of(vector: Vector) -> str:
-    """Return the hash of a vector as it travels on the wire, in hex."""
-    return hashlib.sha256(vector_to_bytes(vector)).hexdigest()
+def sha256_of(vector: Vector, raw: bytes = b"") -> str:
+    """Return the hash of a model as it travels on the wire, the vector and its raw part, in hex."""
+    digest = hashlib.sha256(vector_to_bytes(vector))
+    digest.update(raw)
+    return digest.hexdigest()
 
 
-def save_model(folder: Path, round_id: int, vector: Vector) -> str:
+def save_model(folder: Path, round_id: int, vector: Vector, raw: bytes = b"") -> str:
     """Write a model durably and return its sha256; a crash leaves a whole file or no file.
 
     Raises:
@@ -42,14 +48,17 @@ def save_model(folder: Path, round_id: int, vector: Vector) -> str:
     try:
         path.parent.mkdir(exist_ok=True)
         tensor = np.ascontiguousarray(vector, dtype="<f4")
-        save_file({TENSOR: tensor}, partial, metadata={"round": str(round_id)})
+        tensors: dict[str, NDArray[Any]] = {TENSOR: tensor}
+        if raw:
+            tensors[RAW] = np.frombuffer(raw, np.uint8)
+        save_file(tensors, partial, metadata={"round": str(round_id)})
         _sync(partial)
         partial.replace(path)
         _sync(path.parent)
     except (OSError, SafetensorError) as exc:
         partial.unlink(missing_ok=True)
         raise _write_error(path, "model", exc) from exc
-    return sha256_of(tensor)
+    return sha256_of(tensor, raw)
 
 
 def _write_error(path: Path, noun: str, exc: Exception) -> StoreError:
@@ -65,20 +74,22 @@ def _write_error(path: Path, noun: str, exc: Exception) -> StoreError:
     return StoreError(f"{path}: the {noun} must fit on the disk, got {exc}; free space")
 
 
-def load_model(folder: Path, file: str, sha256: str) -> Vector:
-    """Return the vector of a model file, shape (n_values,).
+def load_model(folder: Path, file: str, sha256: str) -> tuple[Vector, bytes]:
+    """Return the vector of a model file, shape (n_values,), and its raw part.
 
     Raises:
         StoreError: The file is missing, truncated, or not the vector that was saved.
     """
     path = folder / file
     try:
-        vector: Vector = load_file(path)[TENSOR]
+        tensors = load_file(path)
+        vector: Vector = tensors[TENSOR]
+        raw = tensors[RAW].tobytes() if RAW in tensors else b""
     except (OSError, KeyError, SafetensorError) as exc:
         raise StoreError(f"{path}: must be a readable model file, got {exc!r}") from exc
-    if (found := sha256_of(vector)) != sha256:
+    if (found := sha256_of(vector, raw)) != sha256:
         raise StoreError(f"{path}: sha256 must be {sha256[:12]}, got {found[:12]}")
-    return vector
+    return vector, raw
 
 
 def state_file_of(round_id: int) -> str:

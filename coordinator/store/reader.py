@@ -38,6 +38,7 @@ from fairbed.coordinator.store.schema import check_format, table_of
 from fairbed.coordinator.store.tables import (
     AlertRow,
     CheckpointRow,
+    ClientMetricRow,
     CommandRow,
     ConditionRow,
     DeviceLogRow,
@@ -83,6 +84,7 @@ class PlannedSelection(Struct, frozen=True, kw_only=True):
 class PlannedAggregation(Struct, frozen=True, kw_only=True):
     """The part of `[aggregation]` that is shown."""
 
+    by: str = "rule"
     rule: str | None = None
     weights: str | None = None
     defence: str = "none"
@@ -95,6 +97,8 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
     @property
     def steps(self) -> str:
         """Rule, and the other steps that are not FedAvg's, as in `aaggff-d, fednova, adam`."""
+        if self.by == "app":
+            return "app"
         steps = (self.rule, self.defence, self.pseudo_gradient, self.server, self.step)
         usual = (None, "none", "average", "plain", "as-published")
         return ", ".join(step for step in steps if step not in usual)
@@ -110,6 +114,7 @@ class PlannedTraining(Struct, frozen=True, kw_only=True):
     """The part of `[training]` that is shown."""
 
     rule: str = "sgd"
+    client: str | None = None
 
 
 class PlannedPrivacy(Struct, frozen=True, kw_only=True):
@@ -170,7 +175,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     @property
     def steps(self) -> str:
         """Local rule and steps of the aggregation, as in `scaffold:Scaffold, fedavg, adam`."""
-        local = "" if self.training.rule == "sgd" else self.training.rule
+        local = self.training.client or ("" if self.training.rule == "sgd" else self.training.rule)
         return ", ".join(filter(None, (local, self.aggregation.steps)))
 
     @property
@@ -953,9 +958,65 @@ class RunReader:
         Raises:
             StoreError: The file is missing or damaged.
         """
+        found = self._newest_model()
+        return None if found is None else (found[0], found[1][0])
+
+    def final_raw(self) -> bytes:
+        """Return the raw part of the newest stored model, which only a client reads.
+
+        No bytes without one. `wire.records` decodes it.
+
+        Raises:
+            StoreError: The file is missing or damaged.
+        """
+        found = self._newest_model()
+        return b"" if found is None else found[1][1]
+
+    def _newest_model(self) -> tuple[int, tuple[Vector, bytes]] | None:
         newest = "ORDER BY round DESC LIMIT 1"
         rows = self.columns(CheckpointRow, ("round", "model_file", "model_sha256"), newest)
         return (rows[0][0], load_model(self.folder, *rows[0][1:])) if rows else None
+
+    def client_metric_names(self) -> list[tuple[str, str]]:
+        """Return phases and names of the metrics of the client in the newest round with any."""
+        sql = (
+            "SELECT DISTINCT phase, name FROM client_metric "
+            "WHERE round = (SELECT max(round) FROM client_metric) ORDER BY phase DESC, name"
+        )
+        return self._query(sql, ())
+
+    def client_metrics(
+        self, since: int = 0, until_round: int | None = None, device: str | None = None
+    ) -> list[ClientMetricRow]:
+        """Return the metrics of the client after round `since`, in the order of rounds.
+
+        Args:
+            since: Rounds up to this one are left out.
+            until_round: Later rounds are left out; None: none.
+            device: Of this device only; None: of all.
+        """
+        of_device = "" if device is None else "AND device = ? "
+        tail = f"WHERE round > ? AND round <= ? {of_device}ORDER BY round, device, phase DESC, name"
+        values = (since, _until(until_round), *(() if device is None else (device,)))
+        return self._select(ClientMetricRow, tail, values)
+
+    def latest_client_metrics(
+        self, until_round: int | None = None, device: str | None = None
+    ) -> list[ClientMetricRow]:
+        """Return the newest value of each metric of the client: of all devices in its last round.
+
+        With `device`, those of the last round in which this device reported the metric.
+        """
+        of_device = "" if device is None else "AND device = ?2 "
+        last = (
+            "SELECT phase, name, max(round) FROM client_metric WHERE round <= ?1 "
+            f"{of_device}GROUP BY phase, name"
+        )
+        tail = (
+            f"WHERE (phase, name, round) IN ({last}) {of_device}ORDER BY phase DESC, name, device"
+        )
+        values = (_until(until_round), *(() if device is None else (device,)))
+        return self._select(ClientMetricRow, tail, values)
 
     def personal_scores(
         self, since: int = 0, until_round: int | None = None

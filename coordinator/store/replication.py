@@ -30,6 +30,7 @@ from fairbed.coordinator.store.reader import CONNECTION, KEPT_EXCHANGES, RunRead
 from fairbed.coordinator.store.schema import VERSION, create_schema, table_of
 from fairbed.coordinator.store.tables import (
     AlertRow,
+    ClientMetricRow,
     CommandRow,
     DeviceLogRow,
     DeviceMetricRow,
@@ -61,6 +62,7 @@ REPLICATED: tuple[type[Record], ...] = (
     MetricRow,
     DeviceMetricRow,
     PersonalScoreRow,
+    ClientMetricRow,
     TelemetryRow,
     EventRow,
     AlertRow,
@@ -77,6 +79,7 @@ DETAILS: tuple[type[Record], ...] = (
     ReleaseRow,
     DeviceMetricRow,
     PersonalScoreRow,
+    ClientMetricRow,
 )
 """Those of them with rows for each device and round."""
 
@@ -101,12 +104,13 @@ SNAPSHOT_TELEMETRY = 50_000
 KEPT: dict[type[Record], int] = {TelemetryRow: 100_000, EventRow: 10_000, DeviceLogRow: 20_000}
 """Newest rows of a replica."""
 ROUND_BYTES = 300
-SELECTION_BYTES, SCORE_BYTES, EXCHANGE_BYTES = 100, 40, 500
+SELECTION_BYTES, SCORE_BYTES, EXCHANGE_BYTES, METRIC_BYTES = 100, 40, 500, 60
 """Mean sizes of rows, before compression."""
 _SIZES: dict[type[Record], int] = {
     SelectionRow: SELECTION_BYTES,
     DeviceMetricRow: SCORE_BYTES,
     ExchangeRow: EXCHANGE_BYTES,
+    ClientMetricRow: METRIC_BYTES,
 }
 
 HIDDEN = {"malicious": None, "details": "{}"}
@@ -325,8 +329,10 @@ class RowSource:
             (done, PAGE_ROUNDS),
         )
         devices, size, last = self._n_devices(), 0, done
+        metrics = len(reader.client_metric_names())
         for round_id, selected in found:
-            size += size_of_round(selected, devices if round_id > cursor.details else None)
+            is_detailed = round_id > cursor.details
+            size += size_of_round(selected, devices if is_detailed else None, metrics)
             if size > PAGE_BYTES and last > done:
                 break
             last = round_id
@@ -341,7 +347,9 @@ class RowSource:
             add(record, within, detailed)
         if last > done:
             add(ExchangeRow, _ENDED_LATE, (done, LATE_ROUNDS))
-        add(PersonalScoreRow, within, (max(done - LATE_SCORES, cursor.details), until))
+        late = max(done - LATE_SCORES, cursor.details), until
+        add(PersonalScoreRow, within, late)
+        add(ClientMetricRow, within, late)
         add(MetricRow, within, (cursor.metric, until))
         add(DeviceMetricRow, within, (max(cursor.metric, cursor.details), until))
         metric = max((row[_METRIC_ROUND] for row in tables["metric"]), default=cursor.metric)
@@ -400,16 +408,18 @@ def _newest(reader: RunReader, record: type[Record], column: str) -> int:
     return int(found[0][0]) if found else 0
 
 
-def size_of_round(selected: int, devices: int | None) -> int:
+def size_of_round(selected: int, devices: int | None, metrics: int = 0) -> int:
     """Return about how many bytes the rows of a round have before compression.
 
     Args:
         selected: Devices that were selected.
         devices: Devices of the run; None for a round without details.
+        metrics: Names of metrics of a client.
     """
     if devices is None:
         return ROUND_BYTES
-    return ROUND_BYTES + selected * EXCHANGE_BYTES + devices * (SELECTION_BYTES + SCORE_BYTES)
+    size = ROUND_BYTES + selected * EXCHANGE_BYTES + devices * (SELECTION_BYTES + SCORE_BYTES)
+    return size + metrics * METRIC_BYTES * (selected + devices)
 
 
 def detailed_after(reader: RunReader, devices: int) -> tuple[int, int]:
@@ -417,9 +427,9 @@ def detailed_after(reader: RunReader, devices: int) -> tuple[int, int]:
     newest = reader.columns(
         RoundRow, ("round", "selected"), "ORDER BY round DESC LIMIT ?", (MAX_ROUNDS,)
     )
-    size = 0
+    size, metrics = 0, len(reader.client_metric_names())
     for i, (round_id, selected) in enumerate(newest):
-        size += size_of_round(selected, devices)
+        size += size_of_round(selected, devices, metrics)
         if size > WINDOW_BYTES and i:
             return round_id, newest[-1][0]
     oldest = newest[-1][0] if newest else 1

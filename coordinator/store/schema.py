@@ -30,6 +30,7 @@ from fairbed.coordinator.store.errors import EmptyStoreError, OldStoreError, Sto
 from fairbed.coordinator.store.tables import (
     AlertRow,
     CheckpointRow,
+    ClientMetricRow,
     Column,
     CommandRow,
     ConditionRow,
@@ -92,6 +93,7 @@ RECORDS: tuple[type[Record], ...] = (
     MetricRow,
     DeviceMetricRow,
     PersonalScoreRow,
+    ClientMetricRow,
     TelemetryRow,
     ConditionRow,
     EventRow,
@@ -112,6 +114,7 @@ PER_ROUND: tuple[type[Record], ...] = (
     MetricRow,
     DeviceMetricRow,
     PersonalScoreRow,
+    ClientMetricRow,
     CheckpointRow,
 )
 """Tables whose rows are void when their round never closed; events, alerts, commands, logs and

@@ -182,6 +182,8 @@ class Checkpoint:
     """The bytes given to `close_round`."""
     model: Vector
     """Shape (n_values,); its sha256 is verified."""
+    raw: bytes = b""
+    """Its raw part, which only a client reads."""
 
 
 def spacing(round_id: int) -> int:
@@ -211,17 +213,30 @@ def verified_checkpoint(
     for values in connection.execute(table.select("ORDER BY round DESC")).fetchall():
         row = table.decode(values)
         try:
-            model = load_model(folder, row.model_file, row.model_sha256)
+            model, raw = load_model(folder, row.model_file, row.model_sha256)
             state = row.state
             if row.state_sha256:
                 state = load_state(folder, row.round, row.state_sha256)
         except StoreError as exc:
             problem = problem or exc
         else:
-            return Checkpoint(row.round, state, model), problem
+            return Checkpoint(row.round, state, model, raw), problem
     if problem:
         raise problem
     return None, None
+
+
+def stored_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest intact checkpoint of a run that no process writes; None without a run.
+
+    Raises:
+        StoreError: There are checkpoints, but no intact one.
+    """
+    path = folder / DATABASE
+    if not path.exists():
+        return None
+    with closing(open_readonly(path)) as connection, translated(path):
+        return verified_checkpoint(folder, connection)[0]
 
 
 def last_instant(connection: sqlite3.Connection) -> float:
@@ -343,6 +358,10 @@ class Store:
         self._evaluations: list[tuple[int, float | None]] = connection.execute(
             "SELECT round, loss_mean FROM metric ORDER BY round"
         ).fetchall()
+        self.metric_names: frozenset[str] = frozenset(
+            name for (name,) in connection.execute("SELECT DISTINCT name FROM client_metric")
+        )
+        """Names of the metrics of a client that earlier processes stored."""
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
         self.dilation = float(connection.execute("SELECT dilation FROM run").fetchone()[0])
         """Seconds of the machine per second of the run's clock."""
@@ -477,6 +496,7 @@ class Store:
         exchanges: Columns[ExchangeRow] | Sequence[ExchangeRow],
         checkpoint_state: bytes,
         model: Vector,
+        raw: bytes = b"",
     ) -> None:
         """Write a closed round, its checkpoint and model; durable on return. Call off the loop.
 
@@ -486,11 +506,12 @@ class Store:
             exchanges: One row per selected device; replaces rows added while the round was open.
             checkpoint_state: The other state that a resumed run needs.
             model: The global model after the round, shape (n_values,).
+            raw: Its raw part.
 
         Raises:
             StoreError: The disk failed or took longer than a minute.
         """
-        sha256 = save_model(self.folder, round_row.round, model)
+        sha256 = save_model(self.folder, round_row.round, model, raw)
         is_large = len(checkpoint_state) > MAX_STATE_BYTES
         checkpoint = CheckpointRow(
             round=round_row.round,

@@ -790,6 +790,27 @@ class PersonalScoreRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientMetricRow:
+    """One number that the client of a device measured, under the client's own name for it."""
+
+    TABLE: ClassVar[str] = "client_metric"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device", "phase", "name")
+
+    round: int
+    """Round of the training, or after which the model was evaluated; counted from 1."""
+    device: str
+    """Name of the device."""
+    phase: str
+    """fit or evaluate."""
+    name: str
+    """The client's name for it; at most 64 names in a run."""
+    value: float
+    """As the client returned it; what it means is the client's matter."""
+    n: int
+    """Examples of which it is, the weight in a mean over devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryRow:
     """One context as it arrived; retained for a limited time."""
 
@@ -997,6 +1018,7 @@ Record: TypeAlias = (
     | MetricRow
     | DeviceMetricRow
     | PersonalScoreRow
+    | ClientMetricRow
     | TelemetryRow
     | ConditionRow
     | EventRow

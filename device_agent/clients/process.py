@@ -114,13 +114,14 @@ class ClientServer:
 
     Args:
         code: What it loads.
-        output: Descriptor for its output until the code is loaded; None is /dev/null.
 
     Raises:
         ClientFailed: The interpreter cannot be started.
     """
 
-    def __init__(self, code: ClientCode, output: int | None = None) -> None:
+    def __init__(self, code: ClientCode) -> None:
+        self.lines = Lines()
+        """What it has printed until its code was loaded."""
         self._folder = tempfile.mkdtemp(prefix="fairbed-client-")
         self.address = os.path.join(self._folder, "socket")
         loading = {
@@ -135,12 +136,11 @@ class ClientServer:
         try:
             listening.bind(self.address)
             listening.listen(1024)
-            sink = subprocess.DEVNULL if output is None else output
             self._process = subprocess.Popen(
                 [code.python, str(SERVE), str(listening.fileno()), json.dumps(loading)],
                 stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=sink,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 pass_fds=[listening.fileno()],
                 env=_environment(code.threads),
                 start_new_session=True,
@@ -153,6 +153,9 @@ class ClientServer:
             ) from exc
         finally:
             listening.close()
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
 
     @property
     def pid(self) -> int:
@@ -164,6 +167,13 @@ class ClientServer:
         """Whether it serves."""
         return self._process.poll() is None
 
+    def await_end(self) -> bool:
+        """Wait a moment whether it ends; return whether it has."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self.read_output()
+        return not self.is_alive
+
     @property
     def end(self) -> str:
         """How it ended, for an error message; empty while it is alive."""
@@ -172,9 +182,14 @@ class ClientServer:
             return ""
         return f"exit {code}" if code >= 0 else f"signal {_signal_name(-code)}"
 
+    def read_output(self) -> None:
+        """Read what it has printed."""
+        _read(self._output, self.lines)
+
     def close(self) -> None:
         """End the server and all its clients."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()
         try:
@@ -182,6 +197,7 @@ class ClientServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -293,29 +309,35 @@ class ClientProcess:
             os.set_blocking(descriptor, False)
 
     def await_fork(
-        self, should_stop: Callable[[], bool], server: Callable[[], str] = lambda: ""
+        self, should_stop: Callable[[], bool], server: ClientServer | None = None
     ) -> None:
         """Wait until the process exists; the server may be importing still.
 
         Args:
             should_stop: The work is no longer needed.
-            server: Returns how the server has ended; empty while it is alive.
+            server: The server, if it belongs to this process.
 
         Raises:
             ClientFailed: The code cannot be loaded.
             ClientStopped: It should stop.
         """
         until = time.monotonic() + START_S
+
+        def is_over() -> bool:
+            if server is not None:
+                server.read_output()
+            return should_stop() or time.monotonic() > until
+
         try:
-            header, _ = self._wait(
-                [], lambda: should_stop() or time.monotonic() > until or bool(server()), 0.0
-            )
+            header, _ = self._wait([], is_over, 0.0)
+        except ClientFailed as exc:
+            if server is None or exc.lines or not server.await_end():
+                raise
+            raise ClientFailed(
+                f"client: the import of its code must end, but its process ended: {server.end}",
+                server.lines.last(),
+            ) from None
         except ClientStopped:
-            if server():
-                raise ClientFailed(
-                    f"client: the import of its code must end, but its process ended: {server()}",
-                    self.lines.last(),
-                ) from None
             if time.monotonic() > until:
                 raise ClientFailed(
                     f"client: the import of its code must end within {START_S:g} s"
@@ -442,7 +464,8 @@ class ClientProcess:
         self._read_output()
         trace = header.get("trace") or []
         lines = [str(line) for line in trace] if isinstance(trace, list) else []
-        raise ClientFailed(str(header.get("error", "client: failed")), lines or self.lines.last())
+        error = str(header.get("error", "client: failed"))
+        raise ClientFailed(error, [*self.lines.last(), *lines[-SHOWN_LINES:]])
 
     def _send(self, sending: deque[memoryview]) -> None:
         while sending:
@@ -455,14 +478,7 @@ class ClientProcess:
                 sending.popleft()
 
     def _read_output(self) -> bool:
-        """Read some of what the client has printed; return whether there may be more."""
-        with suppress(BlockingIOError):
-            for _ in range(16):
-                data = os.read(self._output, READ_BYTES)
-                if not data:
-                    return False
-                self.lines.add(data)
-        return True
+        return _read(self._output, self.lines)
 
     def _ended(self) -> str:
         how = self._await_end(KILL_S) if self.pid else ""
@@ -475,6 +491,17 @@ class ClientProcess:
         if kind == "exit":
             return f"client: its process must go on, but exited with status {number}"
         return "client: its process must go on, but has ended"
+
+
+def _read(descriptor: int, lines: Lines) -> bool:
+    """Read some of what a process has printed; return whether there may be more."""
+    with suppress(BlockingIOError):
+        for _ in range(16):
+            data = os.read(descriptor, READ_BYTES)
+            if not data:
+                return False
+            lines.add(data)
+    return True
 
 
 def _bytes_of(part: Buffer) -> memoryview:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from fairbed.coordinator.algorithms.selection.base import Selector
+from fairbed.coordinator.policy.config import APP
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.store import RunInfo, RunReader
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
@@ -40,10 +41,16 @@ from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run.watchers import watchers_of
 from fairbed.testbed.run_folder import foreign_files
+from fairbed.wire.client_folder import is_code
 from fairbed.wire.console import storable
 from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
 from fairbed.wire.transport.address import is_loopback
+
+NO_APPLICATION = (
+    'selection.policy: must not be "app" without an application that selects; run one with '
+    "--flower PATH, or choose another policy"
+)
 
 SCRIPT = "script"
 """Origin of keys that a program sets."""
@@ -86,9 +93,16 @@ def plan_run(
         StoreError: The run cannot be read.
     """
     named = named_experiment(given, settings, seed, out, "run")
-    experiment = _with_host_speed(named.experiment)
+    experiment, application = named.experiment, None
+    if experiment.room_tables:
+        from fairbed.testbed.run.application import application_of
+
+        application = application_of(experiment, named.origin, named.origins)
+        experiment = experiment if application is None else application.experiment
+    experiment = _with_host_speed(experiment)
     run_id = named.folder.name if named.folder else new_id(experiment.name)
     folder = named.folder or out or RUNS / run_id
+    experiment = _with_client_paths(experiment, named.origin, folder)
     if holds_run(folder):
         run_id = check_resumable(folder, experiment, "run", is_named=named.folder is not None)
     elif out is not None:
@@ -96,6 +110,11 @@ def plan_run(
         check_new(folder)
     host, port = _listen(listen)
     if hosts is not None:
+        if experiment.training.client is not None:
+            raise UsageError(
+                "training.client: must be left out with --cluster, whose hosts have not the code, "
+                f"got {experiment.training.client!r}; emulate the devices on this machine"
+            )
         hosts.check(experiment, is_plain=is_plain)
         host = hosts.address
     elif not (is_loopback(host) or is_plain):
@@ -104,7 +123,7 @@ def plan_run(
             "travel in plain text; make a lab with TLS (fairbed lab init, then broker.url = "
             '"lab"), or add --plain'
         )
-    _check_policy(experiment)
+    _check_policy(experiment, has_application=application is not None)
     if has_fleet and experiment.physical and experiment.broker.url == EMBEDDED:
         raise UsageError(
             "broker.url: must be a broker that physical devices such as "
@@ -123,6 +142,8 @@ def plan_run(
         origins=named.origins,
         watchers=watchers_of(experiment),
         hosts=hosts,
+        application=application,
+        remarks=() if application is None or named.folder else tuple(application.remarks),
     )
 
 
@@ -313,7 +334,7 @@ def check_new(folder: Path) -> None:
         )
 
 
-def _check_policy(experiment: Experiment) -> None:
+def _check_policy(experiment: Experiment, *, has_application: bool) -> None:
     """Check that the parts of a live run exist, and work without the ground truth.
 
     Raises:
@@ -321,6 +342,13 @@ def _check_policy(experiment: Experiment) -> None:
             the processes of devices do not know the local rule.
     """
     selection, rule = experiment.selection, experiment.training.rule
+    if selection.policy == APP and not has_application:
+        raise UsageError(NO_APPLICATION)
+    if experiment.aggregation.by == APP and not has_application:
+        raise UsageError(
+            'aggregation.by: must not be "app" without an application that merges; run one with '
+            "--flower PATH, or remove it"
+        )
     if rule in registered(LOCAL_RULES_GROUP):
         raise UsageError(
             "training.rule: must be importable by the processes of devices in a live run, got "
@@ -333,6 +361,35 @@ def _check_policy(experiment: Experiment) -> None:
             f"selection.policy: must not need true exchange times in a live run, got "
             f"{selection.policy!r}; use rbcs-f, fedcs, oort, power-of-choice or uniform"
         )
+
+
+def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -> Experiment:
+    """Return the experiment with whole paths of its client, so that a stored one has them.
+
+    Raises:
+        UsageError: The folder of the client does not exist, or the run would be in its code.
+    """
+    training = experiment.training
+    if training.client is None:
+        return experiment
+    folder = (origin / (training.client_folder or "")).absolute()
+    if not os.path.isdir(folder):
+        raise UsageError(
+            f"training.client_folder: must be the folder with the code of the client, got "
+            f"{folder}, which does not exist; correct it"
+        )
+    python = training.client_python
+    if python is not None and os.sep in python:
+        python = os.path.abspath(origin / python)
+    if is_code(run_folder, folder):
+        raise UsageError(
+            f"--out: must be outside of the code of the client, {folder}, whose hash it would "
+            f"change, got {run_folder}; choose another, or a folder named runs in it"
+        )
+    training = msgspec.structs.replace(
+        training, client_folder=os.path.realpath(folder), client_python=python
+    )
+    return msgspec.structs.replace(experiment, training=training)
 
 
 def _with_host_speed(experiment: Experiment) -> Experiment:

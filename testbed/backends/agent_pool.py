@@ -302,6 +302,7 @@ class AgentPool:
                 engine_threads=1 if device is None else device.engine_threads,
                 local_training=spec.local_rules,
                 allow_models=spec.models,
+                clients=dict(spec.clients),
             ),
             device=device,
             attack=spec.attack,

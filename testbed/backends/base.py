@@ -11,7 +11,7 @@ with `async with` before use; leaving it ends all devices and frees their resour
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,6 +22,9 @@ from fairbed.testbed.emulation.device import EmulatedDevice, emulated_device
 from fairbed.testbed.emulation.malicious import Attack
 from fairbed.testbed.emulation.queues import codel_target_s, depth_bytes
 from fairbed.testbed.emulation.work import WorkCosts
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.config import AllowedClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class DeviceSpec:
     """Paths of local rules that its agent may load."""
     models: tuple[str, ...] = ()
     """Python modules with torch models that its agent may import."""
+    clients: "tuple[tuple[str, AllowedClient], ...]" = ()
+    """Names of the clients whose code its agent may run, and where it is."""
     cells: tuple[Cell, ...] = ()
     """The cell whose rate it shares with other devices, and the cells in front of that one."""
     priority: int = 0

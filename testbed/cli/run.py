@@ -49,6 +49,8 @@ def main(options: argparse.Namespace) -> int:
     )
     with one_line_errors():
         plan = planned(places_fleet=address is None)  # its errors do not wait for a cluster
+    for remark in plan.remarks:
+        _print(sys.stderr, f"fairbed: {remark}")
     if shows_screens() and not (options.headless or options.json):
         from fairbed.testbed.cli.watch import run_with_tui
 
@@ -75,14 +77,14 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
         print(msgspec.json.encode(summary).decode())
     else:
         print(summary_table(summary, output_width()))
-        if plan.has_fleet and summary.status == "done":
+        if plan.has_fleet and summary.status == "done" and not summary.has_client:
             if any(device.kind == "physical" for device in summary.fleet):
                 print(
                     "\na record of this run, to replay it on a virtual clock:\n"
                     f"  fairbed record --all --run {quote(str(plan.folder))} "
                     f"--out {quote(plan.folder.name + '-recorded')}"
                 )
-            else:
+            elif plan.experiment.training.client is None:
                 print(
                     "\nthe same on a virtual clock, with the costs of this run:\n"
                     f"  fairbed replay {quote(str(plan.folder / CONFIG))} "
@@ -95,10 +97,11 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, followers: Followe
     is_debug = hasattr(options, "debug")
     out = sys.stderr if options.json else sys.stdout
     log_lines("debug" if is_debug else "warning")
-    physical, rounds = len(plan.experiment.physical), plan.experiment.rounds
+    physical, rounds = len(plan.experiment.physical), plan.rounds
     emulated = plan.experiment.devices - physical if plan.has_fleet else 0
     devices = f"{emulated} emulated devices" + (f" and {physical} physical" if physical else "")
-    _print(out, f"run {plan.run_id}: {rounds} rounds, {devices}, in {plan.folder}")
+    planned = "the rounds of the app" if rounds is None else f"{rounds} rounds"
+    _print(out, f"run {plan.run_id}: {planned}, {devices}, in {plan.folder}")
     if not plan.has_fleet:
         is_named = plan.experiment.broker.url.isidentifier()  # enrolled where the broker is
         is_named = is_named and plan.experiment.broker.url != EMBEDDED
@@ -118,7 +121,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace, followers: Followe
 
         def closed(one: RoundProgress) -> None:
             if not one.is_repeated:
-                show_line(one.line(rounds))
+                show_line(one.line(rounds or 0))
             if bar is not None:
                 counted = one.round.round - one.round.rounds_empty
                 if not bar.done:  # the first round of a resumed run

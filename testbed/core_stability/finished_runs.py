@@ -168,7 +168,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
                     f"{run.folder}: the data must be those of the run, but {name} trained on "
                     f"{n_k} examples and has {now} now; restore the data set"
                 )
-    artifact = task_of(experiment.model, dataset)
+    artifact = task_of(experiment, dataset)
     for run in runs:
         if run.vector.shape != (artifact.spec.layout.n_values,):
             raise UsageError(

@@ -46,6 +46,9 @@ TEXTS: Final = (".txt",)
 FILES: Final = (".npz", *TEXTS, *TABLES)
 """Suffixes of files that a source may be."""
 
+NO_DATA: Final = "none"
+"""Data set of a client that brings data of its own: devices get no shard."""
+
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 FOLDER_NAMES: tuple[str, ...] = ("fashion-mnist", "mnist", "cifar10")
@@ -165,7 +168,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
     dataset: str | None = None
     """digits, synthetic, breast-cancer, diabetes, fashion-mnist, mnist, cifar10, or the name of an
-    installed or registered data set; not set: digits, unless `source` is set."""
+    installed or registered data set; none: devices get no data, as `training.client` has its own;
+    not set: digits, unless `source` is set."""
     source: str | None = None
     """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv`, `.tsv`,
     `.parquet` or `.txt` file, or a folder of texts, pictures, pictures with masks, or audio."""
@@ -239,8 +243,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
                     f".txt, or be a folder, got {self.source!r}; convert the file, or write a "
                     "function that reads it"
                 )
-        elif self.name not in NAMES and self.name not in installed(GROUP):
-            names = (*NAMES, *sorted(installed(GROUP)))
+        elif self.name not in (*NAMES, NO_DATA) and self.name not in installed(GROUP):
+            names = (*NAMES, NO_DATA, *sorted(installed(GROUP)))
             todo = "own data are set as source"
             if is_source(self.name):
                 todo = f'write source = "{self.name}" instead'
@@ -249,6 +253,9 @@ class DataConfig(Section, frozen=True, kw_only=True):
     def _misplaced(self) -> str:
         """Return why a key does not fit the data; empty if all fit."""
         name, is_own = self.name, self.is_own
+        for key in ("partition", "max_examples", "folder") if self.has_none else ():
+            if (found := getattr(self, key)) is not None:
+                return f"{key} must not be set for dataset 'none', got {found!r}; remove it"
         for key in ("label", "device", "features", "categories"):
             if (found := getattr(self, key)) not in (None, ()) and not self.is_table:
                 shown = repr(found if isinstance(found, str) else list(found))
@@ -296,9 +303,14 @@ class DataConfig(Section, frozen=True, kw_only=True):
         return self.source or self.dataset or "digits"
 
     @property
+    def has_none(self) -> bool:
+        """Whether devices get no data."""
+        return self.dataset == NO_DATA
+
+    @property
     def is_own(self) -> bool:
         """Whether the data are no data set that ships."""
-        return self.dataset not in NAMES
+        return self.dataset not in (*NAMES, NO_DATA)
 
     @property
     def is_table(self) -> bool:

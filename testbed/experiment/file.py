@@ -23,6 +23,7 @@ from fairbed.coordinator.policy.combinations import (
     weights_problem,
 )
 from fairbed.coordinator.policy.config import (
+    APP,
     EMULATED_JOIN_TIMEOUT_S,
     JOIN_TIMEOUT_S,
     AggregationConfig,
@@ -66,6 +67,7 @@ from fairbed.testbed import rooms
 from fairbed.testbed.broker.configuration import BrokerChoice
 from fairbed.testbed.emulation.cell import LOWEST_PRIORITY
 from fairbed.testbed.emulation.conditions import Congestion, Outage
+from fairbed.testbed.emulation.malicious import POISONS_LABELS
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.cells import CellConfig, CellName, cells_problem
 from fairbed.testbed.experiment.data import DataConfig
@@ -377,7 +379,8 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"fleet.physical: names must differ, got {twice!r} twice; list each device once"
             )
         devices = self.shards if self.fleet else 0
-        if devices and not self.round.is_buffered and self.selection.per_round > devices:
+        is_selected_here = self.selection.policy != APP and not self.round.is_buffered
+        if devices and is_selected_here and self.selection.per_round > devices:
             raise ValueError(
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
                 f"got {self.selection.per_round}; lower it or add devices"
@@ -413,7 +416,8 @@ class Experiment(Section, frozen=True, kw_only=True):
             rule_problem(self.aggregation, self.selection, self.training, devices)
             or step_problem(self.aggregation, self.training)
             or merge_problem(self.round, self.aggregation, self.selection)
-            or local_step_problem(self.training)
+            or ("" if self.training.client else local_step_problem(self.training))
+            or self._client_problem()
         ):
             raise ValueError(problem)
         if problem := self.personalisation.problem(self.training):
@@ -434,6 +438,35 @@ class Experiment(Section, frozen=True, kw_only=True):
                 parse_url(self.broker.url)
             except ValueError as exc:
                 raise ValueError(str(exc).replace("broker address", "broker.url", 1)) from None
+
+    def _client_problem(self) -> str:
+        """Return why the settings do not fit a client of the user, or its absence."""
+        training, data = self.training, self.data
+        if data.has_none and training.client is None:
+            return (
+                'data.dataset must not be "none" without training.client, which brings data of '
+                "its own; choose a data set"
+            )
+        kinds = (one.malicious.attack_kind for one in self.fleet if one.malicious is not None)
+        if data.has_none and any(kind in POISONS_LABELS for kind in kinds):
+            return (
+                'data.dataset must not be "none" with fleet.malicious that poisons labels: there '
+                "are none; choose another kind of malicious device"
+            )
+        if training.client is None and not any(
+            (
+                training.client_folder,
+                training.client_python,
+                training.client_options,
+                training.loss_metric,
+            )
+        ):
+            return ""
+        from fairbed.coordinator.policy.client import client_problem, keys_problem
+
+        if training.client is None:
+            return keys_problem(training)
+        return client_problem(self.coordinator())
 
     def _check_names(self) -> None:
         """Check the names of the parts that may be plug-ins.

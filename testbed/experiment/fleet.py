@@ -60,6 +60,7 @@ def hours_series(hours: Sequence[str], start_time: str) -> Series:
 
 
 if TYPE_CHECKING:
+    from fairbed.device_agent.config import AllowedClient
     from fairbed.profiles.exchange_log import ExchangeLog
 
 MAX_EMULATED = 10_000
@@ -239,6 +240,19 @@ def cells_of(experiment: Experiment) -> dict[str, Cell]:
         raise ExperimentError(str(exc)) from None
 
 
+def _clients(experiment: Experiment) -> "tuple[tuple[str, AllowedClient], ...]":
+    """Return the client that emulated devices may run: that of the experiment."""
+    training = experiment.training
+    if training.client is None:
+        return ()
+    from fairbed.device_agent.config import AllowedClient
+    from fairbed.testbed.experiment.client_task import folder_of, name_of
+
+    folder = folder_of(training, Path())
+    allowed = AllowedClient(folder=str(folder), python=training.client_python)
+    return ((name_of(folder), allowed),)
+
+
 def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[PlannedDevice]:
     """Return the devices of `[[fleet]]` in order, named by their group and a number from 1.
 
@@ -271,6 +285,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     local_rules = (rule,) if is_path(rule) else ()
     model = model_path(experiment.model.name)
     models = (package_of(model),) if is_path(model) else ()
+    clients = _clients(experiment)
     if speed == "auto":
         raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")
     for number, group in enumerate(experiment.fleet):
@@ -300,6 +315,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
                 spec,
                 local_rules=local_rules,
                 models=models,
+                clients=clients,
                 cells=tuple(cells[one] for one in lines_of(group.cell or "", cells)),
                 priority=group.priority or 0,
                 congestion=group.congestion,

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, distinct
-from fairbed.coordinator.policy.config import ModelConfig
 from fairbed.coordinator.ports import EarlierNames, no_earlier_names
 from fairbed.coordinator.task.catalogue import load_task
+from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import (
     ByClass,
@@ -44,12 +44,18 @@ COLUMNS_LOG = f"{__name__}.columns"
 grid, which prints them when it checks its arms, turn it off."""
 
 
-def task_of(model: ModelConfig, dataset: Dataset) -> Artifact:
-    """Return the task of a model on a data set.
+def task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
+    """Return the task of the model of an experiment on a data set.
 
     Raises:
-        TaskError: The model is not available, or does not fit the data.
+        TaskError: The model is not available, or does not fit the data; or a client replaces it.
     """
+    model = experiment.model
+    if (client := experiment.training.client) is not None:
+        raise TaskError(
+            f"training.client: must be left out where Fairbed itself trains or measures a model, "
+            f"got {client!r}; only live runs have clients (fairbed run)"
+        )
     return load_task(
         model.name,
         dataset.x_shape,
@@ -71,7 +77,16 @@ def load_examples(
     """Return the examples of an experiment, as `load` does with its seed and its task.
 
     What the labels leave open, and a class that `max_examples` left without examples, is logged.
+
+    Raises:
+        DatasetError: The data are not available, or there are none.
     """
+    if experiment.data.has_none:
+        raise DatasetError(
+            "data.dataset",
+            'must be a data set, got "none", which only live runs of a client can have',
+            "choose one",
+        )
     dataset = load(
         experiment.data,
         experiment.seed_for("data"),
@@ -114,12 +129,84 @@ def preferred_shards(device: str, names: Sequence[str], devices: int, seed: int)
     return first + [shard for shard in rest if shard not in first]
 
 
+class Places:
+    """Numbers of devices, each of which is that of a shard if there are shards; thread-safe.
+
+    Devices that are expected have their number from the start. Another device gets one at its first
+    request, by its name (`preferred_shards`), and keeps it.
+
+    Args:
+        count: Number of places.
+        seed: Seed of the preferences.
+        names: Devices that are known from the start, in fleet order: name i has number i.
+        planned: Names of a fleet that is not expected: one that joins has number i, too, but
+            another device can take it before.
+        earlier_names: Of a renamed device, which keeps its number.
+        assignments: Result of `assignments()` before a restart of the same run.
+
+    Raises:
+        DatasetError: The assignments do not fit.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        seed: int,
+        *,
+        names: Sequence[str] = (),
+        planned: Sequence[str] = (),
+        earlier_names: EarlierNames = no_earlier_names,
+        assignments: Mapping[str, int] | None = None,
+    ) -> None:
+        self.count = count
+        self._names, self._seed, self._earlier_names = names or planned, seed, earlier_names
+        self._assigned = _merged(count, names, assignments or {}, earlier_names)
+        self._lock = threading.Lock()
+
+    def assignments(self) -> dict[str, int]:
+        """Return the number of each device that has one, for a resumed run."""
+        with self._lock:
+            return dict(self._assigned)
+
+    def number(self, device: str) -> int | None:
+        """Return the number of a device, from 0; None if all are taken."""
+        with self._lock:
+            if device in self._assigned:
+                return self._assigned[device]
+        earlier = self._earlier_names(device)
+        with self._lock:
+            old = next((name for name in earlier if name in self._assigned), None)
+            if old is not None:
+                self._assigned[device] = self._assigned.pop(old)
+            if device not in self._assigned and not self._assign(device, earlier):
+                return None
+            return self._assigned[device]
+
+    def _assign(self, device: str, earlier: Sequence[str]) -> bool:
+        """Give a device the first free number of its preference; return whether there was one."""
+        name = next((old for old in earlier if old in self._names), device)
+        order = preferred_shards(name, self._names, self.count, self._seed)
+        holders = {shard: holder for holder, shard in self._assigned.items()}
+        free = next((shard for shard in order if shard not in holders), None)
+        if free is None:
+            return False
+        self._assigned[device] = free
+        if free != order[0]:
+            _log.warning(
+                "%s: gets shard %d, because %s joined first and has the shard of its name; list "
+                "both in fleet.physical, and the shards do not depend on the order of joining",
+                device,
+                free + 1,
+                holders[order[0]],
+            )
+        return True
+
+
 class FleetData:
     """A data set divided over the devices of a fleet; a `coordinator.ports.ShardSource`.
 
-    Devices that are expected have their shard from the start. Another device gets one at its first
-    request, by its name (`preferred_shards`), and keeps it. Any thread may call; a shard is built
-    at each request.
+    Each device has the shard of its number (`Places`). Any thread may call; a shard is built at
+    each request.
     """
 
     def __init__(
@@ -133,6 +220,7 @@ class FleetData:
         planned: Sequence[str] = (),
         earlier_names: EarlierNames = no_earlier_names,
         assignments: Mapping[str, int] | None = None,
+        places: Places | None = None,
         poisoned: Collection[int] = (),
         poison_seed: int = 0,
         sends_held_out: bool = False,
@@ -144,11 +232,11 @@ class FleetData:
             config: The partition and its options.
             devices: Number of shards.
             seed: Seed of the division.
-            names: Devices that are known from the start, in fleet order: name i holds shard i.
-            planned: Names of a fleet that is not expected: one that joins has shard i, too, but
-                another device can take it before.
-            earlier_names: Of a renamed device, which keeps its shard.
-            assignments: Result of `assignments()` before a restart of the same run.
+            names: As in `Places`, like the next three.
+            planned: Of a fleet that is not expected.
+            earlier_names: Of a renamed device.
+            assignments: Before a restart of the same run.
+            places: Made before, in the place of these four.
             poisoned: Shards whose training labels are poisoned, not their held-out labels.
             poison_seed: Seed of the poisoned labels.
             sends_held_out: Devices receive their held-out examples, too, to evaluate their personal
@@ -158,9 +246,14 @@ class FleetData:
             DatasetError: The data cannot be divided so, or the assignments do not fit.
         """
         self._sends_held_out = sends_held_out
-        self._names, self._seed, self._earlier_names = names or planned, seed, earlier_names
-        self._assigned = _merged(devices, names, assignments or {}, earlier_names)
-        self._lock = threading.Lock()
+        self.places = places or Places(
+            devices,
+            seed,
+            names=names,
+            planned=planned,
+            earlier_names=earlier_names,
+            assignments=assignments,
+        )
         partition = config.partition or (Iid() if dataset.device_ids is None else Natural())
         classes = strata(dataset.y)
         _check_division(dataset, partition, classes)
@@ -212,7 +305,7 @@ class FleetData:
 
     def shard(self, device: str) -> Shard | None:
         """Return the examples of `device`; None if all shards are taken."""
-        number = self._number(device)
+        number = self.places.number(device)
         if number is None:
             return None
         rows, held_out = self.train_rows[number], self.test_rows[number]
@@ -224,40 +317,7 @@ class FleetData:
 
     def assignments(self) -> dict[str, int]:
         """Return the shard number of each device that has one, for a resumed run."""
-        with self._lock:
-            return dict(self._assigned)
-
-    def _number(self, device: str) -> int | None:
-        with self._lock:
-            if device in self._assigned:
-                return self._assigned[device]
-        earlier = self._earlier_names(device)
-        with self._lock:
-            old = next((name for name in earlier if name in self._assigned), None)
-            if old is not None:
-                self._assigned[device] = self._assigned.pop(old)
-            if device not in self._assigned and not self._assign(device, earlier):
-                return None
-            return self._assigned[device]
-
-    def _assign(self, device: str, earlier: Sequence[str]) -> bool:
-        """Give a device the first free shard of its preference; return whether there was one."""
-        name = next((old for old in earlier if old in self._names), device)
-        order = preferred_shards(name, self._names, len(self.train_rows), self._seed)
-        holders = {shard: holder for holder, shard in self._assigned.items()}
-        free = next((shard for shard in order if shard not in holders), None)
-        if free is None:
-            return False
-        self._assigned[device] = free
-        if free != order[0]:
-            _log.warning(
-                "%s: gets shard %d, because %s joined first and has the shard of its name; list "
-                "both in fleet.physical, and the shards do not depend on the order of joining",
-                device,
-                free + 1,
-                holders[order[0]],
-            )
-        return True
+        return self.places.assignments()
 
 
 def _check_division(dataset: Dataset, partition: Partition, classes: Ints) -> None:
@@ -325,26 +385,34 @@ def _merged(
 ASSIGNMENTS_FILE = "shards.json"
 
 
-class StoredShards:
-    """A `coordinator.ports.ShardSource` that stores new assignments in a file; thread-safe."""
+class StoredPlaces:
+    """Numbers of devices that are stored in a file when they are new; thread-safe."""
 
-    def __init__(self, data: FleetData, folder: Path) -> None:
-        self._data = data
+    def __init__(self, places: Places, folder: Path) -> None:
+        self._places = places
         self._path = folder / ASSIGNMENTS_FILE
         self._written: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._writing = threading.Lock()
 
-    def shard(self, device: str) -> Shard | None:
-        """Return the training data of `device`; None if all shards are taken."""
-        shard = self._data.shard(device)
-        with self._lock:
-            assignments = self._data.assignments()
+    @property
+    def count(self) -> int:
+        """Number of places."""
+        return self._places.count
+
+    def number(self, device: str) -> int | None:
+        """Return the number of a device, from 0; None if all are taken."""
+        number = self._places.number(device)
+        self._store()
+        return number
+
+    def _store(self) -> None:
+        with self._writing:
+            assignments = self._places.assignments()
             if assignments != self._written:
                 scratch = self._path.with_suffix(".tmp")
                 scratch.write_bytes(msgspec.json.encode(assignments))
                 scratch.replace(self._path)
                 self._written = assignments
-        return shard
 
     @staticmethod
     def read(folder: Path) -> dict[str, int] | None:
@@ -354,3 +422,17 @@ class StoredShards:
             return msgspec.json.decode(content, type=dict[str, int])
         except (OSError, msgspec.DecodeError):
             return None
+
+
+class StoredShards(StoredPlaces):
+    """A `coordinator.ports.ShardSource` that stores new assignments in a file; thread-safe."""
+
+    def __init__(self, data: FleetData, folder: Path) -> None:
+        super().__init__(data.places, folder)
+        self._data = data
+
+    def shard(self, device: str) -> Shard | None:
+        """Return the training data of `device`; None if all shards are taken."""
+        shard = self._data.shard(device)
+        self._store()
+        return shard

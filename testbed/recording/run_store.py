@@ -172,4 +172,4 @@ def _artifact(experiment: Experiment) -> Artifact:
     from fairbed.testbed.experiment.shards import load_examples, task_of
 
     dataset = load_examples(experiment, os.environ)
-    return task_of(experiment.model, dataset)
+    return task_of(experiment, dataset)

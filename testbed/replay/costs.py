@@ -147,7 +147,7 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
             return _measured(experiment, dataset)
         return _of_run(Path(where), experiment.exchange)
     if shipped is None:
-        task_of(experiment.model, dataset)  # raises if there is no such model
+        task_of(experiment, dataset)  # raises if there is no such model
         raise ExperimentError(
             f'replay.costs_from: must be a run that trained {model} or "measured", got "shipped", '
             f"which has the costs of {', '.join(SHIPPED_COSTS)} only"
@@ -156,7 +156,7 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
 
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    artifact = task_of(experiment.model, dataset)
+    artifact = task_of(experiment, dataset)
     probe = Probe.of(artifact, experiment.training, experiment.exchange)
     speed = host_speed(os.environ).core_speed
     return TaskCosts.of(machine_costs_now(probe, os.environ), speed)

@@ -629,7 +629,7 @@ def make_learning(
     experiment, data = setup.experiment, setup.data
     assert data is not None, "a replay that trains has data"
     threads, dataset = threads or free_cores(), data.dataset
-    artifact = setup.artifact or task_of(experiment.model, dataset)
+    artifact = setup.artifact or task_of(experiment, dataset)
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes

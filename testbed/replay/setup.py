@@ -196,6 +196,11 @@ def _check(experiment: Experiment) -> None:
     Raises:
         ExperimentError: They do not fit together.
     """
+    if (client := experiment.training.client) is not None:
+        raise ExperimentError(
+            f"training.client: must be left out of a replay, got {client!r}: nothing is known of "
+            "the times of its training but what a live run measures; use fairbed run"
+        )
     if not experiment.fleet:
         raise ExperimentError(
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a population "
@@ -339,7 +344,7 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     devices = [device.at_task(experiment, costs) for device in devices]
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
-    artifact = task_of(experiment.model, dataset)
+    artifact = task_of(experiment, dataset)
     memory = [0 if d.profile is None else d.profile.memory_bytes for d in devices]
     sizes = _part_sizes(experiment, artifact, names, np.array(memory), examples)
     conditions = columns_of(devices)
@@ -423,7 +428,7 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, fleet.names, {})
     conditions = fleet.means, fleet.varying
-    artifact = task_of(experiment.model, dataset)
+    artifact = task_of(experiment, dataset)
     assert experiment.replay.task_costs is not None, "with_costs has set it"
     lengths = _lengths(dataset, data, examples, experiment.replay.task_costs)
     sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)

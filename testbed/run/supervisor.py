@@ -1,6 +1,7 @@
 """The supervisor of one run: it starts broker, fleet and coordinator, and ends them."""
 
 import os
+import re
 import secrets
 import shutil
 import time
@@ -12,7 +13,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,14 +25,15 @@ import msgspec
 import numpy as np
 from anyio.abc import Process, TaskGroup
 
+from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import DeviceControl, HostServices, no_earlier_names
-from fairbed.coordinator.rounds.loop import RoundProgress
+from fairbed.coordinator.rounds.loop import RoundProgress, RunServices, TrainingLoop
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader, Store, StoreError
 from fairbed.coordinator.store.connection import DATABASE, StartLock
-from fairbed.coordinator.store.store import check_not_done
+from fairbed.coordinator.store.store import check_not_done, stored_checkpoint
 from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
@@ -48,6 +50,8 @@ from fairbed.testbed.experiment.fleet import (
 )
 from fairbed.testbed.experiment.shards import (
     FleetData,
+    Places,
+    StoredPlaces,
     StoredShards,
     load_examples,
     task_of,
@@ -93,8 +97,11 @@ from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
+    from fairbed.device_agent.clients.process import ClientServer
     from fairbed.testbed.emulation.malicious import Attack
+    from fairbed.testbed.run.application import Application
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,16 @@ class RunPlan:
     """What follows the run for a person."""
     hosts: FleetHosts | None = None
     """The hosts that emulate the devices; None is this machine."""
+    application: "Application | None" = None
+    """What drives the rounds and has their task; None: the experiment has."""
+    remarks: Sequence[str] = ()
+    """What the user must know before the run, in lines."""
+
+    @property
+    def rounds(self) -> int | None:
+        """Planned rounds; None: only an application knows them."""
+        is_own = self.application is None or self.application.rounds is not None
+        return self.experiment.rounds if is_own else None
 
     @property
     def knows_fleet(self) -> bool:
@@ -198,13 +215,20 @@ async def _run(
         listener(progress)
 
     awaited = names if plan.knows_fleet else fleet_names(experiment)
+    client_server = _client_server(plan, early)
     with named_if_slow("the data set and the model"):
-        data, artifact = await anyio.to_thread.run_sync(_load, plan, awaited, attacks)
+        loaded = await _load(plan, awaited, attacks, client_server, early)
+    data, artifact = loaded.data, loaded.artifact
+    if loaded.rounds is not None:
+        experiment = msgspec.structs.replace(experiment, rounds=loaded.rounds)
+        plan = replace(plan, experiment=experiment)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
-    costs = await _costs(plan, devices, artifact)
-    with named_if_slow("the memory of a training step"):
-        fitting, unknown = await _fitting(plan, planned, data, artifact, costs)
+    costs = None if artifact.client else await _costs(plan, devices, artifact)
+    fitting, unknown = None, list[PreflightFinding]()
+    if data is not None and artifact.client is None:
+        with named_if_slow("the memory of a training step"):
+            fitting, unknown = await _fitting(plan, planned, data, artifact, costs)
     of_task = None if costs is None else TaskCosts.of(costs, _core_speed(devices))
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
@@ -227,14 +251,16 @@ async def _run(
         backend = None if fleet is None else fleet[0]
         with named_if_slow("the hashes of the inputs"):  # while the fork server imports
             inputs, origin = await anyio.to_thread.run_sync(_provenance, plan, reader, data, costs)
-        evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
+        evaluator = None
+        if data is not None and artifact.client is None:
+            evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         if backend is not None:
             with named_if_slow("the processes of the emulated devices"):
                 await backend.start(costs)
         with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
             with named_if_slow("the store of the run"):
                 store, attempt, moved = await anyio.to_thread.run_sync(
-                    _open_store, plan, data, origin
+                    _open_store, plan, loaded, origin
                 )
         watching: Sequence[Watching] = ()
         try:
@@ -246,8 +272,7 @@ async def _run(
             for device in devices:
                 store.add(device.truth_row())
             parts = _Parts(
-                data=data,
-                artifact=artifact,
+                loaded=loaded,
                 store=store,
                 attempt=attempt,
                 evaluator=evaluator,
@@ -308,7 +333,8 @@ async def _run(
             store.set_status("failed" if is_error else "stopped", str(exc) if is_error else "")
             raise
         finally:
-            evaluator.close()
+            if evaluator is not None:
+                evaluator.close()
             if watching:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(_end_watching, watching, store)
@@ -366,7 +392,7 @@ def _own_broker(plan: RunPlan, choice: BackendChoice | None) -> OwnBroker:
 async def _choose_backend(
     plan: RunPlan,
     devices: list[PlannedDevice],
-    data: FleetData,
+    data: FleetData | None,
     artifact: Artifact,
     fork_server: Process | None,
 ) -> AsyncIterator[BackendChoice | None]:
@@ -391,7 +417,9 @@ async def _choose_backend(
                 choice,
                 n_concurrent=experiment.coordinator().max_computing,
                 vector_bytes=artifact.spec.layout.size_bytes,
-                shard_bytes=artifact.spec.example_bytes * data.dataset.n // experiment.shards,
+                shard_bytes=(0 if data is None else data.dataset.n)
+                * artifact.spec.example_bytes
+                // experiment.shards,
                 probe=Probe.of(artifact, experiment.training) if is_slowed else None,
                 dilation=plan.dilation,
             )
@@ -549,12 +577,11 @@ def _contention_monitor(
 class _Parts:
     """The opened parts of a run that its coordinator uses."""
 
-    data: FleetData
-    artifact: Artifact
+    loaded: "_Loaded"
     store: Store
     attempt: int
     """Number of earlier starts of the run."""
-    evaluator: FleetEvaluator
+    evaluator: FleetEvaluator | None
     broker: RunBroker
     devices: list[PlannedDevice]
     """The emulated ones."""
@@ -578,7 +605,7 @@ def _coordinator(
     waiting: Callable[[str], None],
     alerted: "Callable[[AlertChange], None]",
 ) -> Coordinator:
-    store, broker, artifact = parts.store, parts.broker, parts.artifact
+    store, broker, loaded = parts.store, parts.broker, parts.loaded
     endpoint = broker.endpoint
     config = plan.experiment.coordinator(
         starts_fleet=plan.knows_fleet,
@@ -594,8 +621,12 @@ def _coordinator(
 
     setup = TrainingSetup(
         config=config,
-        artifact=artifact,
-        vector=initial_vector(artifact.spec, config.seed_init),
+        artifact=loaded.artifact,
+        vector=loaded.vector,
+        raw=loaded.raw,
+        raw_merger=loaded.raw_merger,
+        client_evaluates=loaded.client_evaluates,
+        loop=loaded.loop,
         decisions=make_decisions(config),
         attempt=parts.attempt,
         device_names=parts.names,
@@ -608,8 +639,13 @@ def _coordinator(
         boot=boot,
         max_chunk_bytes=endpoint.max_chunk_bytes,
     )
+    shards = None if loaded.data is None else StoredShards(loaded.data, plan.folder)
+    places = None
+    if loaded.artifact.client is not None:
+        places = shards or StoredPlaces(loaded.places, plan.folder)
     ports = HostServices(
-        shards=StoredShards(parts.data, plan.folder),
+        shards=shards,
+        places=places,
         evaluator=None if config.model.has_local_values else parts.evaluator,
         host_monitor=monitor,
         audit=broker.audit(plan.run_id, partial(stop.note, "audit")),
@@ -642,52 +678,151 @@ def _clean_up(folder: Path, is_new: bool, end: str) -> None:
         (folder / ENDPOINT_FILE).unlink(missing_ok=True)
 
 
-def _load(
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The data, the task, and the model before round 1."""
+
+    places: Places
+    """Numbers of the devices."""
+    data: FleetData | None
+    """None: the client of the run has data of its own."""
+    artifact: Artifact
+    vector: Vector
+    """Shape (n_values,)."""
+    raw: bytes = b""
+    raw_merger: "RawMerger | None" = None
+    """None: the model has floats only."""
+    client_evaluates: bool = False
+    loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
+    """Makes the driver of the rounds."""
+    rounds: int | None = None
+    """Rounds of an application; None: it does not say, or the experiment does."""
+
+
+def _client_server(plan: RunPlan, early: AsyncExitStack) -> "ClientServer | None":
+    """Start the server of the clients on this machine; it imports while the data are loaded.
+
+    Args:
+        plan: The run.
+        early: Ends it.
+
+    Returns:
+        None if the experiment has no client.
+
+    Raises:
+        ExperimentError: Its interpreter cannot be started.
+    """
+    if plan.experiment.training.client is None:
+        return None
+    from fairbed.testbed.run.clients import open_server
+
+    kind = "class" if plan.application is None else plan.application.kind
+    return early.enter_context(open_server(plan.experiment, kind))
+
+
+async def _load(
+    plan: RunPlan,
+    names: list[str],
+    attacks: "list[Attack | None]",
+    client_server: "ClientServer | None",
+    early: AsyncExitStack,
+) -> _Loaded:
+    """Load the data and the task in threads, or start the application, which `early` ends."""
+    places, data = await anyio.to_thread.run_sync(_load_data, plan, names, attacks)
+    if plan.application is not None:
+        checkpoint = await anyio.to_thread.run_sync(stored_checkpoint, plan.folder)
+        started = await early.enter_async_context(
+            plan.application.running(plan.folder, plan.run_id, checkpoint)
+        )
+        return _Loaded(
+            places,
+            None,
+            started.artifact,
+            started.vector,
+            started.raw,
+            started.raw_merger,
+            client_evaluates=True,
+            loop=started.loop,
+            rounds=started.rounds,
+        )
+    if client_server is not None:
+        from fairbed.testbed.run.clients import load_task
+
+        task, merger = await load_task(plan.experiment, client_server, data)
+        artifact = task.artifact if data is None else _described(task.artifact, data)
+        return _Loaded(places, data, artifact, task.vector, task.raw, merger, task.has_evaluate)
+    assert data is not None, "only a client can do without"
+    artifact = await anyio.to_thread.run_sync(_native_task, plan.experiment, data)
+    vector = initial_vector(artifact.spec, plan.experiment.seed_for("init"))
+    return _Loaded(places, data, artifact, vector)
+
+
+def _load_data(
     plan: RunPlan, names: list[str], attacks: "list[Attack | None]"
-) -> tuple[FleetData, Artifact]:
+) -> tuple[Places, FleetData | None]:
     experiment = plan.experiment
     stays = named_broker(experiment.broker.url)
-    seed = experiment.seed_for("data")
-    dataset = load_examples(experiment, os.environ)
-    data = FleetData(
-        dataset,
-        experiment.data,
-        devices=experiment.shards,
-        seed=seed,
+    places = Places(
+        experiment.shards,
+        experiment.seed_for("data"),
         names=names if plan.knows_fleet else (),
         planned=names,
         earlier_names=no_earlier_names if stays is None else stays.earlier_names,
-        assignments=StoredShards.read(plan.folder),
+        assignments=StoredPlaces.read(plan.folder),
+    )
+    if experiment.data.has_none:
+        return places, None
+    keeps_values = experiment.personalisation.is_on or experiment.model.has_local_values
+    return places, FleetData(
+        load_examples(experiment, os.environ),
+        experiment.data,
+        devices=experiment.shards,
+        seed=experiment.seed_for("data"),
+        places=places,
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),
-        sends_held_out=experiment.personalisation.is_on or experiment.model.has_local_values,
+        sends_held_out=keeps_values or experiment.training.client is not None,
     )
-    dataset = data.dataset
-    artifact = task_of(experiment.model, dataset)
+
+
+def _native_task(experiment: Experiment, data: FleetData) -> Artifact:
+    artifact = task_of(experiment, data.dataset)
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
-    columns = "" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT)
-    labels = tuple(map(str, dataset.labels))
-    return data, msgspec.structs.replace(
+    return _described(artifact, data)
+
+
+def _described(artifact: Artifact, data: FleetData) -> Artifact:
+    """Return the task with what devices with own data compare them with."""
+    dataset = data.dataset
+    return msgspec.structs.replace(
         artifact,
         scale=scale_of(dataset.x),
-        columns=columns,
-        labels=labels,
+        columns="" if dataset.encoding is None else dataset.encoding.columns_of_x(MAX_TEXT),
+        labels=tuple(map(str, dataset.labels)),
         preparation=dataset.preparation,
         is_autoencoder=dataset.is_autoencoder,
     )
 
 
 def _provenance(
-    plan: RunPlan, reader: InputReader, data: FleetData, costs: WorkCosts | None
+    plan: RunPlan, reader: InputReader, data: FleetData | None, costs: WorkCosts | None
 ) -> tuple[Inputs, Provenance]:
     """Return the inputs of the run, and where it comes from."""
-    inputs = reader.read(data.dataset)
+    inputs = reader.read(None if data is None else data.dataset)
     found = provenance(plan.origin, data, plan.origins, inputs.hashes)
     return inputs, msgspec.structs.replace(found, calibration=_calibration(plan, costs))
 
 
-def _open_store(plan: RunPlan, data: FleetData, found: Provenance) -> tuple[Store, int, str | None]:
+def _stored_toml(plan: RunPlan, loaded: _Loaded) -> str:
+    """Return the experiment as it is stored; without rounds if only an application knows them."""
+    toml = plan.experiment.resolved_toml()
+    if plan.application is None or loaded.rounds is not None:
+        return toml
+    return re.sub(r"^rounds = [0-9]+\n", "", toml, count=1, flags=re.MULTILINE)
+
+
+def _open_store(plan: RunPlan, loaded: _Loaded, found: Provenance) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
     if not (plan.folder / DATABASE).exists():
         return (
@@ -696,13 +831,13 @@ def _open_store(plan: RunPlan, data: FleetData, found: Provenance) -> tuple[Stor
                 NewRun(
                     run_id=plan.run_id,
                     name=plan.experiment.name,
-                    experiment_toml=plan.experiment.resolved_toml(),
+                    experiment_toml=_stored_toml(plan, loaded),
                     seed=plan.experiment.seed,
                     config_hash=plan.experiment.hash(),
                     version=agent_version(),
                     provenance=found,
                     dilation=plan.dilation,
-                    task=data.dataset.kind,
+                    task=loaded.artifact.spec.kind,
                 ),
             ),
             0,

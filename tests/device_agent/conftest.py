@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from fairbed.device_agent.agent import Agent
-from fairbed.device_agent.config import AgentConfig, OwnerPrivacy, Timeouts
+from fairbed.device_agent.config import AgentConfig, AllowedClient, OwnerPrivacy, Timeouts
 from fairbed.device_agent.engines.base import OpenEngine
 from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.log import RecentLog
@@ -48,6 +48,8 @@ class AgentSetup:
     once: bool = False
     local_rules: tuple[str, ...] = ()
     """Paths of local rules that the agent may load."""
+    clients: dict[str, AllowedClient] = field(default_factory=dict)
+    """Clients that the owner allows, by name."""
     privacy: OwnerPrivacy = field(default_factory=OwnerPrivacy)
     task_key: str | None = None
     """Key of the device; None takes unsigned messages."""
@@ -68,6 +70,7 @@ class AgentSetup:
             cache_folder=str(self.folder / "cache"),
             state_folder=str(self.folder / "state"),
             local_training=self.local_rules,
+            clients=self.clients,
             telemetry_s=0.05,
             once=self.once,
             timeouts=self.timeouts,

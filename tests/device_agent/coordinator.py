@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import anyio
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
@@ -67,6 +68,8 @@ class FakeCoordinator:
         self.boot = boot
         self.status_on = CoordinatorStatus(state="on", boot=boot, run="test")
         self.receiver: UploadReceiver | None = None
+        self.number: int | None = None
+        """Number of the device, for a client."""
         self.acknowledges = True
         """Acknowledge upload chunks."""
         self.replies_to_probes = True
@@ -178,11 +181,14 @@ class FakeCoordinator:
         return await self.expect_context(is_ready=True)
 
     async def welcome(self, task: bytes, shard: bytes | None) -> None:
-        """Wait for `Hello` and reply with `Welcome`."""
+        """Wait for `Hello` and reply with `Welcome`; `number` is that of a device with a client."""
         await self.expect(Hello)
         manifest = await self.publish_blob("task", task)
         private = None if shard is None else self.offer_shard(shard)
-        await self.send(Welcome(boot=self.boot, task=manifest, shard=private))
+        count = None if self.number is None else 4
+        await self.send(
+            Welcome(boot=self.boot, task=manifest, shard=private, number=self.number, count=count)
+        )
 
     async def request_training(
         self,
@@ -199,13 +205,16 @@ class FakeCoordinator:
         local: LocalTraining | None = None,
         coding: Coding | None = None,
         privacy: Privacy | None = None,
+        raw: bytes = b"",
+        config: bytes = b"",
     ) -> Train:
         """Publish a model and send a `Train`."""
-        data = bytes(vector_to_bytes(vector))
+        data = bytes(vector_to_bytes(vector)) + raw
+        model = await self.publish_blob("model", data)
         train = Train(
             round=round_id,
             attempt=attempt,
-            model=await self.publish_blob("model", data),
+            model=structs.replace(model, raw_bytes=len(raw)),
             hyperparameters=Hyperparameters(
                 epochs=epochs, batch_size=10, learning_rate=learning_rate
             ),
@@ -217,6 +226,7 @@ class FakeCoordinator:
             local=local,
             coding=coding or Coding(),
             privacy=privacy,
+            config=config,
         )
         await self.send(train)
         return train

@@ -11,6 +11,7 @@ from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.host import Host, UnlimitedPace
 from fairbed.device_agent.sensors import RealSensors
+from fairbed.device_agent.training_work import TrainingWork
 from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.artifact import Artifact
 from tests.device_agent.clock import ManualClock
@@ -47,7 +48,9 @@ def thread_with(engine: StuckEngine, folder: Path) -> TrainingThread:
         return engine
 
     made = TrainingThread(host, BlobCache(folder, 1_000), folder, open_engine)
-    made._begun()._opened(mock.Mock(spec=Artifact))
+    work = made._begun()
+    assert isinstance(work, TrainingWork)
+    work._opened(mock.Mock(spec=Artifact))
     return made
 
 

@@ -18,11 +18,14 @@ from fairbed.coordinator.report.figures.exchanges import (
     rows_height_in,
 )
 from fairbed.coordinator.report.figures.model import (
+    client_metrics_height_in,
     draw_accuracy,
     draw_accuracy_time,
+    draw_client_metrics,
     draw_loss,
     draw_spread,
     no_accuracy,
+    no_client_metrics,
     no_loss,
     no_spread,
 )
@@ -104,6 +107,15 @@ FIGURES: dict[str, FigureKind] = {
         no_spread,
         draw_spread,
         _plain,
+    ),
+    "client": FigureKind(
+        "Metrics of the client",
+        "What the client measures by its own names: the mean by examples over the devices that "
+        "report, and their range.",
+        False,
+        no_client_metrics,
+        draw_client_metrics,
+        client_metrics_height_in,
     ),
     "selection": FigureKind(
         "Selected devices",

@@ -9,6 +9,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.policy.live_settings import Change, accepted_changes, mean_beta
 from fairbed.coordinator.records.rows import ENERGY_PHASES
+from fairbed.coordinator.report.client_metrics import curves
 from fairbed.coordinator.report.quality import measure
 from fairbed.coordinator.store.reader import TIMED_PHASES, RunInfo, RunReader, profile_of
 from fairbed.coordinator.store.tables import (
@@ -125,6 +126,9 @@ class RunFigures:
     """Score of the newest personal model of each device that has one."""
     queues: Mapping[str, tuple[Floats, Floats]]
     """Rounds and virtual queue of the devices with the largest ones at the end, descending."""
+    client_metrics: Mapping[tuple[str, str], Floats]
+    """Round, mean by examples, lowest and highest value of each metric of the client, shape (4, T),
+    by phase and name."""
     min_rates: Floats | None
     """Lowest selection rate after each round of a replay that stores the selected devices only."""
 
@@ -159,6 +163,7 @@ def read_figures(reader: RunReader) -> RunFigures:
         own = [getattr(row, score) for row in reader.personal_scores(until_round=last)]
         stats = _numbers(reader, FleetStatsRow, ("devices", "min_selection_rate"), "ORDER BY round")
         queues = _read_queues(reader, last)
+        client_metrics = curves(reader.client_metrics(until_round=last))
     beta = info.plan.beta
     ends_s = np.cumsum(rounds["duration_s"])
     at = np.searchsorted(numbers, metrics["round"])
@@ -187,6 +192,7 @@ def read_figures(reader: RunReader) -> RunFigures:
         scores=scores[np.isfinite(scores)],
         personal_scores=np.array([one for one in own if one is not None], dtype=np.float64),
         queues=queues,
+        client_metrics=client_metrics,
         min_rates=stats["min_selection_rate"] if stats["devices"].size else None,
     )
 

@@ -126,6 +126,38 @@ def draw_spread(runs: Sequence[Shown], figure: Canvas) -> None:
         legend_below(figure, left, last)
 
 
+LONGEST_TITLE = 40
+"""Characters of the name of a metric above its panel."""
+
+MAX_CLIENT_METRICS = 8
+"""Most metrics of a client that are drawn, each in a panel of its own."""
+
+
+def draw_client_metrics(runs: Sequence[Shown], figure: Canvas) -> None:
+    """Draw each metric of the client over rounds: its mean, and the range over devices."""
+    found = list(runs[0].run.client_metrics.items())[:MAX_CLIENT_METRICS]
+    axes = figure.subplots(-(-len(found) // 2), min(len(found), 2), squeeze=False).flat
+    for one, ((phase, name), points) in zip(axes, found, strict=False):
+        rounds, mean, low, high = points
+        one.fill_between(rounds, low, high, color=COLOURS[0], alpha=BAND, linewidth=0.0)
+        draw_series(one, 0, rounds, mean, "mean by examples")
+        shown = name if len(name) <= LONGEST_TITLE else f"{name[: LONGEST_TITLE - 1]}…"
+        one.set_title(f"{shown} ({phase})".replace("$", r"\$"))
+        whole_rounds(one)
+    for one in list(axes)[len(found) :]:
+        one.set_visible(False)
+
+
+def no_client_metrics(run: RunFigures) -> str | None:
+    """Return why there is no figure of the metrics of a client."""
+    return None if run.client_metrics else "the run has no client, or it measured nothing"
+
+
+def client_metrics_height_in(run: RunFigures) -> float:
+    """Return the height of the figure of the metrics of a client, inches."""
+    return 0.6 + 1.9 * -(-min(len(run.client_metrics), MAX_CLIENT_METRICS) // 2)
+
+
 def _draw_distribution(axes: "Axes", scores: Floats, line: dict[str, Any]) -> None:
     """Draw the share of devices at or below each score, of shape (N,)."""
     share = 100.0 * np.arange(scores.size + 1) / scores.size

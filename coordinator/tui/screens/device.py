@@ -71,6 +71,9 @@ LONG = {"pred.": "predicted", **{short: phase for phase, short in SHORT.items()}
 PROBLEM_LENGTH = 64
 """Characters of the newest problem among the facts; the log has the whole text."""
 
+METRICS_SHOWN = 6
+"""Metrics of a client among the facts; each has a curve."""
+
 LEAST_S = 0.0005
 """Shorter phases are shown as 0.000."""
 
@@ -192,6 +195,7 @@ FACTS = (
     ("selected", "Rounds in which it was selected, and in which its update was merged."),
     ("queue Z", "Virtual queue: the deficit of selections below the guaranteed rate."),
     ("accuracy", "Of the global model on its examples, in the newest evaluation, and the loss."),
+    ("metrics", "What its client measured last, by the client's own names."),
     ("data", "Training examples, its own or a shard of the run's data set."),
     ("problems", "Warnings and errors of the run about this device; its log has them all."),
     ("energy", "Of all its exchanges: power x duration of the phases."),
@@ -484,7 +488,30 @@ def series_of(history: DeviceHistory, metrics: Sequence[MetricRow]) -> list[Seri
         ),
     ]
     known = [x for x in (*phases, *conditions, *scores) if any(x.points for x in x.curves[-1:])]
-    return [times, *known]
+    return [times, *known, *_of_client(history)]
+
+
+def _of_client(history: DeviceHistory) -> list[Series]:
+    """Return a plot of each metric of the client: of its trainings, and of its evaluations."""
+    names = dict.fromkeys(row.name for row in history.metrics)
+    found = []
+    for name in names:
+        rows = [row for row in history.metrics if row.name == name]
+        phases = [phase for phase in ("fit", "evaluate") if any(x.phase == phase for x in rows)]
+        curves = [
+            _curve(phase, style, ((x.round, x.value) for x in rows if x.phase == phase))
+            for phase, style in zip(phases, ("main", "low"), strict=False)
+        ]
+        found.append(Series(f"{name}, of the client", tuple(curves), has_zero=False))
+    return found
+
+
+def metrics_text(history: DeviceHistory) -> str:
+    """Return the newest value of each metric of the client."""
+    newest = {(row.phase, row.name): row.value for row in history.metrics}
+    parts = [f"{name} {value:.4g}" for (_, name), value in list(newest.items())[:METRICS_SHOWN]]
+    more = len(newest) - METRICS_SHOWN
+    return ", ".join(parts) + (f", and {more} more" if more > 0 else "")
 
 
 def _groups(phases: Sequence[str]) -> list[list[str]]:
@@ -631,6 +658,7 @@ def device_facts(
             f"{' of positions' * (device.has_positions and device.accuracy is not None)}, loss "
             f"{ratio(device.loss)}{_personal(device)}",
         ),
+        *([("metrics", metrics_text(history))] if history and history.metrics else []),
         ("data", f"{row.n_k} examples, {source}"),
         ("problems", problems_text(history) if history else MISSING),
         *([] if device.energy_j is None else [("energy", energy(device.energy_j))]),

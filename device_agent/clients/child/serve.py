@@ -245,10 +245,17 @@ class _Fork:
         try:
             answer, out = self._work(header, parts)
         except BaseException as exc:  # an error of the user's code fails the exchange
+            do = {"open": "the constructor"}.get(str(header.get("do")), str(header.get("do")))
             error = one_line(exc)
+            if not isinstance(exc, ClientError):
+                error = f"client: {do} raised {error}"
             if isinstance(exc, SystemExit):
                 error = f"client: must not exit, got sys.exit({exc.code!r:.60})"
-            answer = {"is": "failed", "error": error, "trace": trace_of(exc, self._folder)}
+            is_ours = isinstance(exc, ClientError)
+            trace = [] if is_ours else trace_of(exc, self._folder)
+            if is_ours and not error.startswith("client"):
+                error = f"client: {error}"
+            answer = {"is": "failed", "error": error, "trace": trace}
             out = {}
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):

@@ -76,7 +76,7 @@ class AppLink:
         self._link = link
         self._sending = threading.Lock()
         self._changed = threading.Condition()
-        self._nodes: tuple[int, ...] = ()
+        self._nodes: tuple[int, ...] | None = None
         self._cohorts: dict[int, tuple[int, ...]] = {}
         self._merged: dict[int, memoryview] = {}
         self._replies: dict[str, Reply] = {}
@@ -92,7 +92,7 @@ class AppLink:
             os._exit(1)
         header = {name: value for name, value in header.items() if name != "do"}
         nodes = tuple(header.pop("nodes", ()))
-        self._nodes = nodes
+        self._nodes = nodes or None
         found = Start(**header, nodes=nodes, arrays=bytes(parts.get("arrays", b"")))
         threading.Thread(target=self._read, name="frames", daemon=True).start()
         return found
@@ -139,7 +139,10 @@ class AppLink:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Ids of the devices that are willing."""
+        """Ids of the devices that are willing; waits until the fleet of the run is there."""
+        if self._nodes is None:
+            self.send({"is": "waits", "round": 0, "waited_s": 0.0, "offered": 0, "needed": 0})
+            return self._wait(lambda: self._nodes)
         return self._nodes
 
     def cohort(self, round_number: int) -> tuple[int, ...]:

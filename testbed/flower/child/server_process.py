@@ -11,7 +11,8 @@ To this process (what `do` is):
     start     folder, component, run_config, run, policy (app or ours), merge (strategy or ours),
               poll_s, nodes (ids), first_round (above 1 after a resume)
                                                         parts: arrays (records, of a resume)
-    nodes     nodes: the ids of the devices that are willing; whenever they change
+    nodes     nodes: the ids of the devices that are willing, once the fleet is there, and whenever
+              they change; an app that asks for them before waits
     cohort    round, nodes                              answers `cohort`
     reply     id, or code and reason of an error        parts: records (with an id alone)
     merged    round                                     parts: arrays   answers `aggregated`, if

@@ -141,7 +141,34 @@ async def test_the_sizes_of_transfers_are_known_for_each_device(tmp_path: Path) 
         here.registry["a"].held_sha256 = here.versions.manifest.sha256
         await here.versions.publish(vector(2), rng_of(2))
         down, up = here.versions.transfer_bits()
+        here.registry["a"].held_sha256 = here.versions.manifest.sha256
+        await here.versions.publish(vector(3), rng_of(3), raw=bytes(1000))
+        with_raw = here.versions.transfer_bits()
     whole = 8.0 * LAYOUT.size_bytes
     assert down[1] == whole
     assert down[0] < whole / 3.5
     assert up.tolist() == [whole, whole]
+    assert with_raw[0][1] == with_raw[1][0] == whole + 8000.0
+    assert 8000.0 < with_raw[0][0] < whole / 3.5 + 8000.0
+
+
+@pytest.mark.parametrize("down", ["float32", "int8", "delta"])
+async def test_the_raw_part_follows_every_form_of_a_version(down: str, tmp_path: Path) -> None:
+    async with place(tmp_path, down) as here:
+        versions = here.versions
+        await versions.publish(vector(1), rng_of(1), raw=b"trees")
+        hashes = {versions.manifest.sha256}
+        for round_id, raw in ((2, None), (3, b"more trees"), (3, b"other")):
+            await versions.publish(vector(round_id), rng_of(round_id), raw=raw)
+            expected = raw or b"trees"
+            assert versions.raw == expected
+            assert (
+                here.blob(versions.manifest) == bytes(vector_to_bytes(versions.vector)) + expected
+            )
+            packed = versions.coding(KNOWS_ALL).model
+            for manifest in (versions.manifest, *([packed.manifest] if packed else ())):
+                assert manifest.raw_bytes == len(expected)
+                assert here.blob(manifest).endswith(expected)
+            assert (packed is None) == (down == "float32")
+            hashes.add(versions.manifest.sha256)
+        assert len(hashes) == 4, "the hash is of both parts"

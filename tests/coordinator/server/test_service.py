@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from fairbed.coordinator.policy.config import (
+    APP,
     ORACLE_POLICIES,
     AggregationConfig,
     EvaluationConfig,
@@ -48,7 +49,9 @@ async def test_a_fleet_trains_and_all_rows_are_stored(tmp_path: Path) -> None:
         assert reader.run().status == "done"
 
 
-@pytest.mark.parametrize("policy", [p for p in get_args(Policy) if p not in ORACLE_POLICIES])
+@pytest.mark.parametrize(
+    "policy", [p for p in get_args(Policy) if p not in (*ORACLE_POLICIES, APP)]
+)
 async def test_every_policy_gives_a_fleet_its_rounds(tmp_path: Path, policy: Policy) -> None:
     selection = SelectionConfig(policy=policy, per_round=2, beta=0.3)
     async with lab(tmp_path) as place:

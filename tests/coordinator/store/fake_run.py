@@ -145,6 +145,8 @@ class FakeRun:
             self.event("joined", f"4 cores, {self.n_k[row]} examples", device=name)
             self.telemetry(row, "idle")
         self.now_s = 2.0
+        self.raw = b""
+        """Raw part of the models of the next rounds."""
         self.store.set_status("running")
 
     def event(
@@ -338,6 +340,7 @@ class FakeRun:
             exchanges,
             checkpoint_state=f"after {self.round}".encode(),
             model=np.full(N_VALUES, self.round, np.float32),
+            raw=self.raw,
         )
         for e in exchanges:
             if e.outcome == "late":

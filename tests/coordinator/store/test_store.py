@@ -131,6 +131,23 @@ def test_a_closed_round_is_resumed_from(folder: Path) -> None:
     assert checkpoint.model.dtype == np.float32
 
 
+def test_the_raw_part_of_a_model_is_stored_and_checked_with_it(folder: Path) -> None:
+    run = FakeRun(folder)
+    for raw in (b"", b"trees", b"new trees"):
+        run.raw = raw
+        run.play(1)
+    run.store.close()
+    with RunReader(folder) as reader:
+        assert reader.final_raw() == b"new trees"
+    newest = folder / "models/round-00003.safetensors"
+    newest.write_bytes(newest.read_bytes().replace(b"new trees", b"old trees"))
+    store = Store.reopen(folder)
+    checkpoint = store.last_checkpoint()
+    store.close()
+    assert checkpoint is not None
+    assert (checkpoint.round, checkpoint.raw) == (2, b"trees")
+
+
 def test_the_run_clock_continues_where_it_stopped(folder: Path) -> None:
     store = make_store(folder)
     assert store.resume_offset_s() == 0.0

@@ -1,0 +1,5 @@
+"""A module whose import raises."""
+
+LIMITS = {}
+print("reading limits")
+LIMIT = LIMITS["memory"]
