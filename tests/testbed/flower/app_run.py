@@ -179,6 +179,7 @@ class AppRun:
             stderr=subprocess.STDOUT,
             pass_fds=[its.fileno()],
             env=environment(self.shims),
+            cwd=stack.enter_context(tempfile.TemporaryDirectory()),
         )
         its.close()
         stack.callback(self._kill)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fairbed.testbed.flower.reading import read_app
+from fairbed.wire.client_folder import files_of
 from tests.testbed.flower.app_run import AppRun
 
 pytestmark = pytest.mark.full
@@ -52,7 +53,7 @@ def test_an_example_of_flower_runs_unchanged(
             pytest.skip(f"{flower_python}: cannot {statement}, which this example needs")
     folder = tmp_path / name
     shutil.copytree(Path(FOLDER, name), folder)
-    app = read_app(folder, config)
+    app, before = read_app(folder, config), files_of(folder)
     run = AppRun(flower_python, app.folder, module, devices=4, run_config=app.config, shims=SHIMS)()
     assert run.events[-1] == {"is": "done", "rounds": 3}, run.events[-1]
     failed = [answer for _, answer in run.replies if answer["is"] == "failed"]
@@ -60,6 +61,7 @@ def test_an_example_of_flower_runs_unchanged(
     assert [each["round"] for each in run.of("aggregated")] == [1, 2, 3]
     assert all(each["metrics"] for each in run.of("aggregated"))
     assert run.last, "the arrays at the end"
+    assert files_of(folder) == before, "its hash is that of the start"
     if name == "advanced-pytorch":  # a strategy with a `start` of its own, which samples half
         assert [len(e["messages"]) for e in run.of("push") if e["type"] == "train"] == [2, 2, 2]
         assert "wandb.log" in run.output
