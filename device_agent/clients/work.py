@@ -423,7 +423,7 @@ class ClientWork:
             "do": "fit",
             "round": train.round,
             "seed": train.seed,
-            "deadline_s": max(0.0, train.deadline_s - watch.elapsed_s),
+            "deadline_s": self._left_s(train.deadline_s, watch),
             "hyperparameters": msgspec.structs.asdict(train.hyperparameters),
         }
         answer, parts = self._requested(process, header, model, train.config, job.should_stop)
@@ -452,6 +452,10 @@ class ClientWork:
             raw_bytes=raw_bytes,
             metrics={} if is_private else metrics,
         )
+
+    def _left_s(self, deadline_s: float, watch: Stopwatch) -> float:
+        """Return the seconds of this machine until a deadline."""
+        return max(0.0, deadline_s - watch.elapsed_s) * self._host.clients.dilation
 
     def _requested(
         self,
@@ -543,7 +547,7 @@ class ClientWork:
             "do": "evaluate",
             "round": request.round,
             "seed": request.seed,
-            "deadline_s": max(0.0, request.limit_s - watch.elapsed_s),
+            "deadline_s": self._left_s(request.limit_s, watch),
             "split": request.split,
         }
         answer, parts = self._requested(process, header, model, request.config, job.should_stop)

@@ -372,6 +372,11 @@ def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -
     training = experiment.training
     if training.client is None:
         return experiment
+    if experiment.emulation.backend == "container":
+        raise UsageError(
+            "emulation.backend: must be auto, namespace or process with training.client, got "
+            "container, where the code is not; change it"
+        )
     folder = (origin / (training.client_folder or "")).absolute()
     if not os.path.isdir(folder):
         raise UsageError(

@@ -216,6 +216,8 @@ async def _run(
 
     awaited = names if plan.knows_fleet else fleet_names(experiment)
     client_server = _client_server(plan, early)
+    if client_server is not None:
+        devices = [device.served_by(client_server.address) for device in devices]
     with named_if_slow("the data set and the model"):
         loaded = await _load(plan, awaited, attacks, client_server, early)
     data, artifact = loaded.data, loaded.artifact
