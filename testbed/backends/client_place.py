@@ -70,16 +70,32 @@ class EmulatedClients:
             left_s -= wait_s * speed
 
     def running(self, pid: int) -> AbstractContextManager[None]:
-        """Limit a client and its descendants to the speed of this device while it works."""
-        if self._is_limited or self._speed is None:
+        """Limit a client and its descendants to the speed of this device while it works.
+
+        At the end the work of the last interval, or period of a quota, is settled: short work would
+        take no longer than on this machine.
+        """
+        if self._speed is None:
             return nullcontext()
-        return self._paced(pid, self._speed)
+        return (
+            self._settled(pid, self._speed) if self._is_limited else self._paced(pid, self._speed)
+        )
+
+    @contextmanager
+    def _settled(self, pid: int, speed: Callable[[], float]) -> Iterator[None]:
+        begun, used_s = time.monotonic(), _used_s(pid)
+        yield
+        time.sleep(max(0.0, (_used_s(pid) - used_s) / speed() - (time.monotonic() - begun)))
 
     @contextmanager
     def _paced(self, pid: int, speed: Callable[[], float]) -> Iterator[None]:
         over = threading.Event()
+        controller = PaceController(time.monotonic(), _used_s(pid))
         thread = threading.Thread(
-            target=self._pace, args=(pid, speed, over), name="client pace", daemon=True
+            target=self._pace,
+            args=(pid, speed, controller, over),
+            name="client pace",
+            daemon=True,
         )
         thread.start()
         try:
@@ -87,10 +103,17 @@ class EmulatedClients:
         finally:
             over.set()
             thread.join()
+        time.sleep(controller.advance(time.monotonic(), _used_s(pid), speed(), 0.0))
 
-    def _pace(self, pid: int, speed: Callable[[], float], over: threading.Event) -> None:
+    def _pace(
+        self,
+        pid: int,
+        speed: Callable[[], float],
+        controller: PaceController,
+        over: threading.Event,
+    ) -> None:
         """Stop and continue the processes of a client until the work is over."""
-        controller, threads = PaceController(time.monotonic(), _used_s(pid)), ThreadWindows()
+        threads = ThreadWindows()
         before_s = 0.0 if self._gauge is None else self._gauge[CONTENDED_S]
         before_s = 0.0 if math.isnan(before_s) else before_s
         while not over.wait(CONTROL_INTERVAL_S):

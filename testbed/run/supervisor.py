@@ -271,6 +271,11 @@ async def _run(
                 for watcher in plan.watchers
             ]
             alerts = partial(_pass_on, alerted, watching) if watching else alerted
+            checkpoint = store.last_checkpoint()
+            if artifact.client is not None and checkpoint is not None:
+                from fairbed.testbed.run.clients import check_resumed
+
+                check_resumed(artifact.client, artifact.spec.layout.n_values, checkpoint)
             for device in devices:
                 store.add(device.truth_row())
             parts = _Parts(
