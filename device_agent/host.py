@@ -193,6 +193,9 @@ class ClientPlace(Protocol):
     network: str | None
     """File of the network namespace that it enters; None: it is there already."""
 
+    dilation: float
+    """Seconds of this machine in a second of the device."""
+
     def imported(self, cpu_s: float) -> None:
         """Wait as long as this device needs for imports that a shared server has done.
 
@@ -212,6 +215,7 @@ class OwnProcess:
     address: str | None = None
     groups: tuple[str, ...] = ()
     network: str | None = None
+    dilation: float = 1.0
 
     def imported(self, cpu_s: float) -> None:
         """Return at once: the import itself took its time."""

@@ -6,6 +6,7 @@
 | `cats.py`, `package/module.py` | a source file of a selector, rule, model, data function, ... |
 | `mine.toml`, `data:traces/x.csv` | a profile, link, population, cell, trace or log of the fleet |
 | `data NAME` | all examples and labels, before `max_examples`; not of generated data |
+| `client NAME` | the folder with the training code of the user, its names and contents |
 | `costs of MODEL from RUN` | the costs of local training that a replay took from a run |
 | `cohorts from RUN` | the cohorts of another replay that this one has |
 
@@ -45,6 +46,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.datasets.loading import FOLDER_VARIABLE
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.sources import Sources, sources_of
+from fairbed.wire.client_folder import folder_sha256
 from fairbed.wire.models import GROUP as MODEL_GROUP
 from fairbed.wire.models import package_of
 from fairbed.wire.plugins import Registered, installed, is_path
@@ -234,6 +236,9 @@ class InputReader:
         hashes = {FAIRBED: product(), **self._sources, **dict(sorted(self._files.items()))}
         if dataset is not None and self._experiment.data.dataset != "synthetic":
             hashes[f"data {self._experiment.data.name}"] = dataset.whole_sha256 or dataset.sha256
+        if (client := self._experiment.training.client) is not None:
+            folder = Path(self._experiment.training.client_folder or "").absolute()
+            hashes[f"client {client}"] = folder_sha256(folder).hex()
         if resolved is not None:
             hashes |= _costs(resolved) | _cohorts(resolved)
         return Inputs(hashes, tuple(sorted(self._stale)))

@@ -25,7 +25,7 @@ def summaries(rows: Sequence[ClientMetricRow]) -> list[ClientMetricSummary]:
     for (phase, name), each in groupby(rows, key=_METRIC):
         of_devices = list(each)
         lowest = min(of_devices, key=lambda row: (row.value, row.device))
-        highest = max(of_devices, key=lambda row: (row.value, row.device))
+        highest = min(of_devices, key=lambda row: (-row.value, row.device))
         found.append(
             ClientMetricSummary(
                 name=name,

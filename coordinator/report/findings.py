@@ -41,7 +41,9 @@ NOTABLE_ERROR = 0.25
 SHOWN = 3
 """Devices, or reasons, that a sentence names."""
 
-Topic = Literal["Run", "Accuracy", "Error", "Guarantee", "Speed", "Worst off", "Cost", "Problems"]
+Topic = Literal[
+    "Run", "Accuracy", "Error", "Loss", "Guarantee", "Speed", "Worst off", "Cost", "Problems"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,13 @@ def _quality(s: RunSummary, evaluations: Sequence[MetricRow]) -> Iterator[Findin
         text = _curve(s, s.error, known)
     elif s.error is not None:
         text = "The error of the predictions is not known."
+    elif s.has_client and s.loss.mean is not None:
+        text = (
+            f"The loss of the model is {ratio(s.loss.mean)}, mean over devices, as their client "
+            "measures it; it measures no accuracy."
+        )
+        yield Finding("Loss", text)
+        return
     else:
         return
     if s.personal is not None:

@@ -317,7 +317,8 @@ def _figures(
         reason = why_missing(name, shown)
         advance(1)
         if reason is not None:
-            missing.append(f"{kind.title} ({reason})")
+            if not kind.is_rare:
+                missing.append(f"{kind.title} ({reason})")
             continue
         try:
             svg = Markup(inline_svg(name, shown))

@@ -349,7 +349,7 @@ def _model(
         ),
         "auroc": _auroc(row),
         "positions": _positions(row),
-        "error": _errors(row),
+        "error": _errors(row, has_client=plan.training.client is not None),
         "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
         "utility": _utility(losses, plan.aggregation.M),
     }
@@ -386,9 +386,11 @@ def _of_classes(text: str | None) -> list[float | None]:
     return [] if text is None else msgspec.json.decode(text, type=list[float | None])
 
 
-def _errors(row: MetricRow | None) -> Errors | None:
+def _errors(row: MetricRow | None, *, has_client: bool = False) -> Errors | None:
     if row is None or row.accuracy_mean is not None:
         return None
+    if has_client and row.rmse_mean is None and row.mae_mean is None:
+        return None  # it measures neither accuracy nor errors
     return Errors(
         rmse_mean=row.rmse_mean,
         rmse_worst10=row.rmse_worst10,

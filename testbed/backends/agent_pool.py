@@ -309,6 +309,7 @@ class AgentPool:
             costs=None if device is None else self._costs,
             gauge=self.gauges.address(name),
             sandbox=site.sandbox,
+            client_server=spec.client_server,
             log_file=str(self.log_file(name)),
         )
 

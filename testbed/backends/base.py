@@ -54,6 +54,8 @@ class DeviceSpec:
     """In a cell with priorities: 0 is first."""
     congestion: Congestion = "cubic"
     """Congestion control of its uploads."""
+    client_server: str | None = None
+    """Socket of the server that forks clients for all devices of this machine; None without one."""
 
     def dilated(self, dilation: float) -> "DeviceSpec":
         """Return the device that this machine must emulate under time dilation."""

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.errors import one_line
-from fairbed.device_agent.host import Host, Meter, Section
+from fairbed.device_agent.host import ClientPlace, Host, Meter, Section
 from fairbed.device_agent.power import StatedPower
 from fairbed.device_agent.privacy import SeededNoise
 from fairbed.device_agent.sensors import MonotonicClock, real_host
@@ -86,6 +86,8 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Numbers shared with the backend; None shares none."""
     sandbox: Sandbox | None = None
     """Control groups and network of the device; None is those of the parent."""
+    client_server: str | None = None
+    """Socket of the server that forks clients; None: the agent starts its own."""
     log_file: str
     """File to which stdout and stderr are appended."""
 
@@ -257,6 +259,20 @@ def _headroom(device: EmulatedDevice, gauge: Gauge | None, sandbox: Sandbox) -> 
     return Headroom(quota, lambda: _speed(device, gauge))
 
 
+def _client_place(spec: Launch, gauge: Gauge | None) -> ClientPlace:
+    """Return where the client of this device runs, and how fast."""
+    from fairbed.testbed.backends.client_place import EmulatedClients
+
+    device = spec.device
+    return EmulatedClients(
+        spec.client_server,
+        spec.sandbox,
+        None if device is None else lambda: _speed(device, gauge),
+        gauge,
+        1.0 if device is None else device.dilation,
+    )
+
+
 def _gauge_reader(gauge: Gauge) -> Callable[[], SensorReadings]:
     def read() -> SensorReadings:
         celsius = gauge[TEMPERATURE_CELSIUS]
@@ -286,6 +302,8 @@ def launch(spec: Launch) -> int:
     gauge = None if spec.gauge is None else Gauge.open(spec.gauge)
     dilation = 1.0 if spec.device is None else spec.device.dilation
     host = host_for(spec.device, spec.costs, gauge, spec.sandbox)
+    if spec.agent.clients:
+        host = replace(host, clients=_client_place(spec, gauge))
     if spec.attack is not None:
         host = replace(host, behaviour=MaliciousDevice(spec.attack))
     try:

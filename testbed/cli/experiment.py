@@ -30,7 +30,7 @@ from fairbed.wire.text import toml_of
 
 _BASE = re.compile(r'^experiment = "\.\./(.*?)"', re.MULTILINE)
 
-_FOLDER = re.compile(r'^source = "(\w+)"', re.MULTILINE)
+_FOLDER = re.compile(r'^(?:source|client_folder|app) = "([\w-]+)"', re.MULTILINE)
 _SCHEMA = "#:schema "
 """Start of the line by which an editor finds the schema."""
 

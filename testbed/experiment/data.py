@@ -244,7 +244,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
                     "function that reads it"
                 )
         elif self.name not in (*NAMES, NO_DATA) and self.name not in installed(GROUP):
-            names = (*NAMES, NO_DATA, *sorted(installed(GROUP)))
+            names = (*NAMES, *sorted(installed(GROUP)))
             todo = "own data are set as source"
             if is_source(self.name):
                 todo = f'write source = "{self.name}" instead'

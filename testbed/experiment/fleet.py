@@ -91,6 +91,10 @@ class PlannedDevice:
     drawn_link: str | None = None
     """Name of its link, if its group has several; else None."""
 
+    def served_by(self, address: str) -> "PlannedDevice":
+        """Return the device whose client is a fork of a server at a socket of this machine."""
+        return replace(self, spec=replace(self.spec, client_server=address))
+
     @property
     def schedule(self) -> Schedule:
         """The device's conditions over time, in cores of this machine; time not dilated."""

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from fairbed.coordinator.algorithms.aggregation.raw import RawRule
 from fairbed.coordinator.policy.client import class_problem
 from fairbed.coordinator.rounds.raw_updates import RuleMerger
+from fairbed.coordinator.store.store import Checkpoint
 from fairbed.device_agent.clients.process import ClientFailed, ClientServer
 from fairbed.testbed.experiment.client_task import (
     ClientTask,
@@ -19,6 +21,7 @@ from fairbed.testbed.experiment.client_task import (
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.shards import FleetData
+from fairbed.wire.artifact import ClientSource
 
 
 def client_folder(experiment: Experiment) -> Path:
@@ -43,6 +46,21 @@ def open_server(experiment: Experiment, kind: str = "class") -> Iterator[ClientS
         yield server
     finally:
         server.close()
+
+
+def check_resumed(task: ClientSource, n_values: int, checkpoint: Checkpoint) -> None:
+    """Check that the arrays of a client are those of the run that is resumed.
+
+    Raises:
+        ExperimentError: They are others: its code, or an option, has changed meanwhile.
+    """
+    is_same = checkpoint.model.shape == (n_values,)
+    if is_same and RawRule("first", task.arrays).fault(checkpoint.raw) is None:
+        return
+    raise ExperimentError(
+        f"training.client {task.path}: initial must return the arrays that it returned when the "
+        "run began, got others; undo the change of the code, or start a new run"
+    )
 
 
 async def load_task(

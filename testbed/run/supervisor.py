@@ -216,6 +216,8 @@ async def _run(
 
     awaited = names if plan.knows_fleet else fleet_names(experiment)
     client_server = _client_server(plan, early)
+    if client_server is not None:
+        devices = [device.served_by(client_server.address) for device in devices]
     with named_if_slow("the data set and the model"):
         loaded = await _load(plan, awaited, attacks, client_server, early)
     data, artifact = loaded.data, loaded.artifact
@@ -269,6 +271,11 @@ async def _run(
                 for watcher in plan.watchers
             ]
             alerts = partial(_pass_on, alerted, watching) if watching else alerted
+            checkpoint = store.last_checkpoint()
+            if artifact.client is not None and checkpoint is not None:
+                from fairbed.testbed.run.clients import check_resumed
+
+                check_resumed(artifact.client, artifact.spec.layout.n_values, checkpoint)
             for device in devices:
                 store.add(device.truth_row())
             parts = _Parts(

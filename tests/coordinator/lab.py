@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import numpy as np
@@ -23,14 +23,14 @@ from fairbed.coordinator.policy.config import (
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import DeviceControl, HostServices, Score
+from fairbed.coordinator.ports import DeviceControl, HostServices, Places, Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.state.memory import Fitting
 from fairbed.coordinator.store import NewRun, RunReader, Store
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.agent import Agent
-from fairbed.device_agent.config import AgentConfig, OwnerPrivacy, Timeouts
+from fairbed.device_agent.config import AgentConfig, AllowedClient, OwnerPrivacy, Timeouts
 from fairbed.device_agent.errors import AgentRefused
 from fairbed.device_agent.host import Host
 from fairbed.device_agent.sensors import real_host
@@ -138,7 +138,12 @@ class Lab:
         """Paths of local rules that agents may load."""
         self.models: tuple[str, ...] = ()
         """Python modules with torch models that agents may import."""
-        self.shards = Shards(width=artifact.spec.x_shape[0])
+        self.clients: dict[str, AllowedClient] = {}
+        """Clients that agents may run."""
+        self.setup: dict[str, Any] = {}
+        """Further parts of the setup of a coordinator, or others in their place."""
+        self.shards: Shards | None = Shards(width=artifact.spec.x_shape[0])
+        self.places: Places | None = None
         self.evaluator = NormEvaluator()
         self.has_evaluator = True
         self.progress: list[RoundProgress] = []
@@ -184,6 +189,7 @@ class Lab:
             data=None if data is None else str(data),
             local_training=self.local_rules,
             allow_models=self.models,
+            clients=self.clients,
             privacy=OwnerPrivacy(min_noise_multiplier=min_noise_multiplier),
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )
@@ -209,15 +215,16 @@ class Lab:
     ) -> Coordinator:
         """Return a coordinator over this broker."""
         self._boots += 1
-        setup = TrainingSetup(
-            config=config,
-            artifact=self.artifact,
-            vector=initial_vector(self.artifact.spec, config.seed_init),
-            decisions=make_decisions(config),
-            attempt=attempt,
-            device_names=self.device_names,
-            fitting=self.fitting,
-        )
+        parts: dict[str, Any] = {
+            "config": config,
+            "artifact": self.artifact,
+            "vector": initial_vector(self.artifact.spec, config.seed_init),
+            "decisions": make_decisions(config),
+            "attempt": attempt,
+            "device_names": self.device_names,
+            "fitting": self.fitting,
+        }
+        setup = TrainingSetup(**(parts | self.setup))
         link = LinkSetup(
             transport=lambda will: self.links.transport(client_id, will),
             topics=Topics(),
@@ -226,6 +233,7 @@ class Lab:
         )
         ports = HostServices(
             shards=self.shards,
+            places=self.places,
             evaluator=self.evaluator if self.has_evaluator else None,
             audit=lambda *noted: self.audited.append(noted),
             on_watch=self.on_watch,

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.device_agent.config import AgentConfig, load_config, with_password
+from fairbed.device_agent.config import (
+    AgentConfig,
+    AllowedClient,
+    allowed_clients,
+    load_config,
+    with_password,
+)
 from fairbed.device_agent.errors import ConfigError
 
 FLAGS: dict[str, object] = {"broker_url": "mqtt://host", "name": "pi-07"}
@@ -42,6 +48,11 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ),
         ('broker_url = "x"\nname = "a"\ntimeouts.hi = 1', "valid keys are hello_s, refused_s"),
         ("name = ", "must be a readable TOML file"),
+        (
+            'broker_url = "x"\nname = "a"\n[clients.mine]\npyton = "x"\nfolder = "y"',
+            r"clients.NAME.pyton: unknown key; did you mean clients.NAME.python\? valid",
+        ),
+        ('broker_url = "x"\nname = "a"\nclients.A.folder = "y"', "clients"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -51,6 +62,23 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, message: str) -> No
         load_config(path, {})
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_flags_allow_clients() -> None:
+    found = allowed_clients(["mine=/code", "other-one=/x,y,/bin/python"])
+    assert found == {
+        "mine": {"folder": "/code"},
+        "other-one": {"folder": "/x", "python": "y,/bin/python"},
+    }
+    config = load_config(None, FLAGS | {"clients": found})
+    assert config.clients["mine"] == AllowedClient(folder="/code")
+    assert config.clients["other-one"].python == "y,/bin/python"
+
+
+@pytest.mark.parametrize("flag", ["mine", "mine=", "=/code", "My=/code"])
+def test_a_wrong_flag_for_a_client_is_one_line(flag: str) -> None:
+    with pytest.raises(ConfigError, match="--allow-client: must be NAME=FOLDER or NAME=FOLDER,PY"):
+        allowed_clients([flag])
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.config import AgentConfig, AllowedClient
 from fairbed.device_agent.doctor import (
     Finding,
+    client_findings,
     disk_finding,
     examine,
     limit_findings,
@@ -248,3 +249,25 @@ def test_each_node_of_a_cluster_is_tried_and_one_that_serves_is_enough() -> None
     assert "wrong user or password" in refuses.found
     assert lab.check == "lab"
     assert states == ["problem", "problem", "ok"]
+
+
+def test_it_says_which_allowed_clients_can_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    folder = str(tmp_path)
+    findings = client_findings(
+        {
+            "absent": AllowedClient(folder="/nowhere"),
+            "good": AllowedClient(folder=folder),
+            "no-data": AllowedClient(folder=folder, data="/nowhere"),
+            "no-python": AllowedClient(folder=folder, python="/nowhere/python"),
+            "pinned": AllowedClient(folder=folder, sha256="0" * 64),
+        }
+    )
+    levels = [(finding.state, finding.found) for finding in findings]
+    assert [state for state, _ in levels] == ["problem", "ok", "problem", "problem", "problem"]
+    assert levels[1][1].startswith(f"good: {folder}, sha256 ")
+    assert "/nowhere" in levels[0][1]
+    assert "its data must exist" in levels[2][1]
+    assert "must be an interpreter" in levels[3][1]
+    assert "must have the pinned sha256" in levels[4][1]
+    assert not list(client_findings({}))

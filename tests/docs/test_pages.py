@@ -17,6 +17,7 @@ PAGES = (
     "lab",
     "own-device",
     "own-model",
+    "own-client",
     "from-a-torch-script",
     "own-selector",
     "own-aggregator",

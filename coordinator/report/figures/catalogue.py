@@ -57,6 +57,8 @@ class FigureKind:
     """Draws runs that have it; only one run unless it compares."""
     height_in: Callable[[RunFigures], float]
     """Height of the drawing of one run, inches."""
+    is_rare: bool = False
+    """A page without it does not say so: it belongs to a feature that most runs have not."""
 
     def missing(self, run: RunFigures) -> str | None:
         """Return why a run has no such figure; None if it has one."""
@@ -116,6 +118,7 @@ FIGURES: dict[str, FigureKind] = {
         no_client_metrics,
         draw_client_metrics,
         client_metrics_height_in,
+        is_rare=True,
     ),
     "selection": FigureKind(
         "Selected devices",

@@ -1,7 +1,7 @@
 """Reads from the store what the figures of a run draw, once and as columns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -126,11 +126,11 @@ class RunFigures:
     """Score of the newest personal model of each device that has one."""
     queues: Mapping[str, tuple[Floats, Floats]]
     """Rounds and virtual queue of the devices with the largest ones at the end, descending."""
-    client_metrics: Mapping[tuple[str, str], Floats]
-    """Round, mean by examples, lowest and highest value of each metric of the client, shape (4, T),
-    by phase and name."""
     min_rates: Floats | None
     """Lowest selection rate after each round of a replay that stores the selected devices only."""
+    client_metrics: Mapping[tuple[str, str], Floats] = field(default_factory=dict)
+    """Round, mean by examples, lowest and highest value of each metric of the client, shape (4, T),
+    by phase and name."""
 
 
 def read_figures(reader: RunReader) -> RunFigures:

@@ -43,7 +43,8 @@ def _evaluated(reason: str, needs: str = "") -> "Callable[[RunSummary], str]":
 
     def why(s: "RunSummary") -> str:
         if s.accuracy.mean is None and s.error is None:
-            return "the model was not evaluated"
+            is_known = s.has_client and s.loss.mean is not None
+            return "the client measures none" if is_known else "the model was not evaluated"
         is_regression = s.task == "regression"
         if needs == "accuracy" and is_regression:
             return "the task is regression"

@@ -78,7 +78,13 @@ class Overview(RunScreen):
 
 
 def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
-    """Return accuracy or error over rounds: mean, and best and worst 10 % of the devices."""
+    """Return accuracy or error over rounds: mean, and best and worst 10 % of the devices.
+
+    Of a client that measures neither the mean loss.
+    """
+    if _has_loss_alone(view):
+        known = [(m.round, m.loss_mean) for m in view.metrics]
+        return (Curve("mean", "main", tuple((t, loss) for t, loss in known if loss is not None)),)
     of_devices = [m for m in view.metrics if m.devices != 0]
 
     def points(metrics: Sequence[MetricRow], part: str) -> tuple[tuple[float, float], ...]:
@@ -92,8 +98,18 @@ def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
     )
 
 
+def _has_loss_alone(view: RunView) -> bool:
+    """Return whether the newest evaluation has neither accuracies nor errors, but a loss."""
+    return any(
+        m.accuracy_mean is m.rmse_mean is m.mae_mean is None and m.loss_mean is not None
+        for m in view.metrics[-1:]
+    )
+
+
 def quality_title(view: RunView) -> str:
-    """Return the title of these curves: Accuracy (of positions), or Error (RMSE)."""
+    """Return the title of these curves: Accuracy (of positions), Error (RMSE), or Loss."""
+    if _has_loss_alone(view):
+        return "Loss"
     if view.task == "regression":
         return "Error (RMSE)"
     has_positions = any(m.exact_match_mean is not None for m in view.metrics[-1:])

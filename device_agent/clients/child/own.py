@@ -232,7 +232,7 @@ def _metrics(found: Any, where: str) -> tuple[dict[str, float], list[str]]:
 
 def _number(value: Any) -> float | None:
     try:
-        number = float(value)  # also an array or a tensor of one value
+        number = float(value.item() if hasattr(value, "item") else value)  # an array of one value
     except (TypeError, ValueError, RuntimeError):
         return None
     is_text = isinstance(value, (str, bytes))

@@ -24,16 +24,15 @@ import importlib
 import json
 import os
 import queue
-import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 import traceback
 import types
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -54,6 +53,15 @@ from fairbed.device_agent.clients.child.frames import (
     send_frame,
 )
 from fairbed.device_agent.clients.child.kinds import ClientError
+from fairbed.device_agent.clients.child.processes import (
+    children,
+    descendants,
+    is_stopped,
+    kill_tree,
+    resume_tree,
+    stop_tree,
+    tree_cpu_s,
+)
 
 if TYPE_CHECKING:
     from fairbed.device_agent.clients.child.kinds import Answer, Client
@@ -67,14 +75,14 @@ MAX_PAYLOAD = 1 << 33
 GREETING_S = 10.0
 """Longest wait for the first frame of a connection, which the agent sends at once."""
 
-WATCH_S = 0.5
-"""Interval at which the number of processes is checked."""
+WATCH_S = 0.25
+"""Interval at which the number of processes, and whether agents are stopped, is checked."""
+
+REPORT_S = 0.5
+"""Least interval of reports of progress."""
 
 MAX_PROCESSES = 512
 """Processes of one client, with its threads not counted: more are a fork bomb."""
-
-MAX_SEARCHES = 100
-"""Searches for new processes of a client that is killed; each stops all that it finds."""
 
 MAX_TRACE_LINES, MAX_ERROR = 12, 400
 
@@ -155,59 +163,6 @@ def _missing(exc: ModuleNotFoundError, module: str, folder: str) -> str:
 _HERE = str(Path(__file__).resolve().parent)
 
 
-# The processes of a client.
-
-
-def children(pid: int) -> list[int]:
-    """Return the children of a process."""
-    found: list[int] = []
-    with suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-    return found
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Yield a process and all below it, parents first."""
-    found = [pid]
-    for each in found:  # the list grows in the loop
-        yield each
-        found += children(each)
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and all that it has started, also while they start more."""
-    stopped: set[int] = set()
-    for _ in range(MAX_SEARCHES):
-        fresh = [each for each in descendants(pid) if each not in stopped]
-        if not fresh:
-            break
-        for each in fresh:
-            with suppress(OSError):
-                os.kill(each, signal.SIGSTOP)
-        stopped.update(fresh)
-    for each in [*reversed([x for x in descendants(pid) if x != pid]), pid]:
-        with suppress(OSError):
-            os.kill(each, signal.SIGKILL)
-
-
-def tree_cpu_s(pid: int) -> float:
-    """Return the processor time of this process `pid`, its children and theirs, seconds."""
-    total, ticks = 0.0, os.sysconf("SC_CLK_TCK")
-    own, ended = (
-        resource.getrusage(resource.RUSAGE_SELF),
-        resource.getrusage(resource.RUSAGE_CHILDREN),
-    )
-    total += own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-    for each in descendants(pid):
-        if each != pid:
-            with suppress(OSError), open(f"/proc/{each}/stat", encoding="utf-8") as file:
-                fields = file.read().rpartition(")")[2].split()
-                total += sum(map(int, fields[11:15])) / ticks
-    return total
-
-
 # The client, in its fork.
 
 
@@ -283,7 +238,7 @@ class _Fork:
 
     def _report(self, share: float) -> None:
         now = time.monotonic()
-        if now - self._last_share_s >= WATCH_S:
+        if now - self._last_share_s >= REPORT_S:
             self._last_share_s = now
             share = min(1.0, max(0.0, float(share)))
             send_frame(self._link, {"is": "progress", "share": share}, {})
@@ -305,6 +260,13 @@ def _enter(request: Header) -> None:
             os.close(descriptor)
 
 
+def _peer(link: socket.socket) -> int:
+    """Return the process id of the other side."""
+    size = struct.calcsize("3i")
+    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", found)[0])
+
+
 def _limit_threads(threads: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and threads:
@@ -321,6 +283,9 @@ class _Child:
     link: socket.socket
     end: int
     """Pipe that gets how the process ended."""
+    agent: int
+    """Process id of its agent; a stopped agent has a stopped client."""
+    is_frozen: bool = False
 
 
 class Server:
@@ -344,6 +309,9 @@ class Server:
             cause = exc if exc.__cause__ is None else exc.__cause__
             trace = [] if isinstance(cause, ClientError) else trace_of(cause, self._loading.folder)
             self._failure = {"is": "failed", "error": one_line(exc), "trace": trace}
+        if "torch" in sys.modules:  # its optimisers import this at their first step: 90 MB each
+            with suppress(Exception):
+                importlib.import_module("torch._dynamo")
         self._import_s = time.monotonic() - begun_s
         self._import_cpu_s = time.process_time() - used_s
         gc.collect()
@@ -373,6 +341,7 @@ class Server:
                 watch.unregister(descriptor)
             self._reap()
             self._stop_bombs()
+            self._freeze()
             if self._listening.fileno() in found:
                 self._accept()
         self.close()
@@ -422,6 +391,13 @@ class Server:
             if sum(1 for _ in islice(descendants(child.pid), MAX_PROCESSES + 1)) > MAX_PROCESSES:
                 kill_tree(child.pid)
 
+    def _freeze(self) -> None:
+        """Stop the clients of stopped agents, as of a device that sleeps; continue the others."""
+        for child in self._children.values():
+            if is_stopped(child.agent) != child.is_frozen:
+                child.is_frozen = not child.is_frozen
+                (stop_tree if child.is_frozen else resume_tree)(child.pid)
+
     def _accept(self) -> None:
         link, _ = self._listening.accept()
         descriptors: list[int] = []
@@ -450,7 +426,7 @@ class Server:
         pid = os.fork()
         if pid:
             os.close(output)
-            self._children[link.fileno()] = _Child(pid, link, end)
+            self._children[link.fileno()] = _Child(pid, link, end, _peer(link))
             self._poll.register(link, select.POLLRDHUP)
             return
         status = 1

@@ -6,8 +6,8 @@ from benchmarks._fidelity import limits
 from benchmarks._fidelity.bursts import until_stop
 from fairbed.testbed.backends.choice import BackendName
 from fairbed.testbed.emulation.cpu import MIN_SLEEP_S
+from fairbed.testbed.emulation.pace import CONTROL_INTERVAL_S, IDLE_CREDIT_S
 from fairbed.testbed.emulation.quota import MIN_PERIOD_US
-from fairbed.testbed.shape.pacer import CONTROL_INTERVAL_S, IDLE_CREDIT_S
 
 
 def test_a_burst_ends_with_the_step_that_contains_a_stop() -> None:

@@ -115,3 +115,22 @@ def note(context, pids):
     with open(os.path.join(context.folder, "pids.part"), "w") as file:
         file.write(" ".join(map(str, pids)))
     os.rename(file.name, file.name[:-5])
+
+
+class Busy:
+    """Computes for as many processor seconds as its options say, in a process of its own."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def fit(self, arrays, config):
+        seconds = config.get("seconds", 1.0)
+        begun = time.monotonic()
+        if config.get("in_child"):
+            code = f"import time\nwhile time.process_time() < {seconds}: pass"
+            subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+        else:
+            until = time.process_time() + seconds
+            while time.process_time() < until:
+                pass
+        return arrays, 1, {"took_s": time.monotonic() - begun}

@@ -17,6 +17,11 @@ def _grown(old: dict[str, Any], updates: list[Any]) -> dict[str, Any]:
 merge = _grown
 
 
+def broken_merge(old: dict[str, Any], updates: list[Any]) -> dict[str, Any]:
+    """Fail."""
+    raise KeyError("trees")
+
+
 class Softmax:
     """Trains as Fairbed trains its softmax, from the same first model."""
 

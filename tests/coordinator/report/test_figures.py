@@ -58,7 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> RunFigures:
-    return read(folder)
+    points = np.array([[1.0, 2.0, 3.0], [0.5, 0.6, 0.7], [0.4, 0.5, 0.6], [0.6, 0.7, 0.8]])
+    metrics = {("fit", "cost in $ & _x_"): points, ("evaluate", "accuracy"): points}
+    return replace(read(folder), client_metrics=metrics)
 
 
 _NONE, _NOTHING = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
@@ -170,7 +172,7 @@ def test_one_round_has_no_curve_and_no_empty_panel(tmp_path: Path) -> None:
     reasons = {what: why_missing(what, [one]) for what in FIGURES}
     assert {what for what, reason in reasons.items() if reason} == {
         *("accuracy", "accuracy-time", "loss", "queues", "phases", "devices", "estimator"),
-        *("contention", "energy"),
+        *("contention", "energy", "client"),
     }
     assert reasons["phases"] == "4 of 4 exchanges are timed, fewer than 5"
     assert reasons["queues"] == "a curve needs two rounds, got 1"

@@ -17,6 +17,7 @@ from fairbed.coordinator.records.rows import choice_columns
 from fairbed.coordinator.store import NewRun, Provenance, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import (
+    ClientMetricRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
@@ -147,6 +148,8 @@ class FakeRun:
         self.now_s = 2.0
         self.raw = b""
         """Raw part of the models of the next rounds."""
+        self.measures = False
+        """Its devices have a client, which measures."""
         self.store.set_status("running")
 
     def event(
@@ -342,6 +345,20 @@ class FakeRun:
             model=np.full(N_VALUES, self.round, np.float32),
             raw=self.raw,
         )
+        for row, e in enumerate(done if self.measures else ()):
+            for phase, name, value in (
+                ("fit", "cost", 10.0 * self.round + row),
+                ("evaluate", "cost", 5.0 * self.round),
+            ):
+                metric = ClientMetricRow(
+                    round=self.round,
+                    device=e.device,
+                    phase=phase,
+                    name=name,
+                    value=value,
+                    n=row + 1,
+                )
+                self.store.add(metric)
         for e in exchanges:
             if e.outcome == "late":
                 self.event("late", f"{e.device}: {e.reason}", device=e.device, level="warning")

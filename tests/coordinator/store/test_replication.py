@@ -277,6 +277,17 @@ def test_the_summary_of_a_finished_replica_is_that_of_the_run(tmp_path: Path) ->
     pair.close()
 
 
+def test_a_replica_has_what_clients_measure(pair: Pair) -> None:
+    pair.run.measures = True
+    for _ in range(5):
+        pair.run.play(1)
+        pair.pull()
+    with RunReader(pair.run.folder) as theirs, RunReader(pair.replica.folder) as ours:
+        assert len(ours.client_metrics()) > 10
+        assert ours.client_metrics() == theirs.client_metrics()
+        assert summarise_run(ours).client_metrics == summarise_run(theirs).client_metrics
+
+
 @pytest.mark.full
 def test_a_snapshot_of_a_huge_run_is_bounded(tmp_path: Path) -> None:
     """1,000 devices, more rounds than a window has: random predictions and queues."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from msgspec import structs
@@ -31,8 +30,9 @@ from tests.device_agent.clients.client import (
     raw_arrays,
     raw_of,
 )
+from tests.device_agent.clients.test_process import await_end
 from tests.device_agent.conftest import AgentSetup
-from tests.device_agent.coordinator import TIMEOUT_S, FakeCoordinator
+from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import examples, softmax_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
@@ -198,14 +198,15 @@ async def test_what_a_client_has_started_ends_with_it_at_the_deadline(
     allowed.clients[NAME] = structs.replace(ALLOWED[NAME], data=str(tmp_path))
     async with allowed.running() as (_, coordinator):
         await join(coordinator)
-        reason = await failure(coordinator, 1, "hang", deadline_s=1.5)
-        assert reason == "the deadline of 1.5 s has passed"
+        await trained(coordinator, 1)
+        reason = await failure(coordinator, 2, "hang", deadline_s=2.5)
+        assert reason == "the deadline of 2.5 s has passed"
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(pids) == 3
-        await gone(pids)
-        await gone(running("sleep 987"))
-        offer, _, _ = await trained(coordinator, 2)
-        assert offer.metrics["rounds"] == 1.0
+        await_end(pids)
+        await_end(running("sleep 987"))
+        offer, _, _ = await trained(coordinator, 3)
+        assert offer.metrics["rounds"] == 2.0
 
 
 async def test_a_client_that_stops_at_the_deadline_has_not_trained(
@@ -214,10 +215,11 @@ async def test_a_client_that_stops_at_the_deadline_has_not_trained(
     allowed.clients[NAME] = structs.replace(ALLOWED[NAME], data=str(tmp_path))
     async with allowed.running() as (_, coordinator):
         await join(coordinator, client_task(grace_s=20.0))
-        reason = await failure(coordinator, 1, "until stopped", deadline_s=1.5)
-        assert reason == "the deadline of 1.5 s has passed"
-        offer, _, _ = await trained(coordinator, 2, keep_warm=True)
-        assert offer.metrics["rounds"] == 1.0
+        await trained(coordinator, 1)
+        reason = await failure(coordinator, 2, "until stopped", deadline_s=2.0)
+        assert reason == "the deadline of 2 s has passed"
+        offer, _, _ = await trained(coordinator, 3, keep_warm=True)
+        assert offer.metrics["rounds"] == 2.0
 
 
 async def test_a_bomb_of_processes_is_ended(allowed: AgentSetup) -> None:
@@ -225,19 +227,7 @@ async def test_a_bomb_of_processes_is_ended(allowed: AgentSetup) -> None:
         await join(coordinator)
         reason = await failure(coordinator, 1, "processes")
         assert reason.startswith("client: its process must go on, but was ended by SIGKILL")
-        await gone(running("sleep 987"))
-
-
-async def gone(pids: list[int]) -> None:
-    """Wait until none of these processes exists."""
-    with anyio.fail_after(TIMEOUT_S):
-        while any(map(is_alive, pids)):  # noqa: ASYNC110
-            await anyio.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process exists."""
-    return Path(f"/proc/{pid}").exists()
+        await_end(running("sleep 987"))
 
 
 def running(command: str) -> list[int]:

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +218,43 @@ count = 3
         counted = [row for row in reader.client_metrics() if row.name == "rounds"]
     assert after["notes"] == b"0;1;2;" * 12
     assert {row.value for row in counted if row.round == 12} <= {12.0, 13.0}, "a killed round"
+
+
+@needs_broker
+def test_a_run_is_not_resumed_with_other_arrays_and_notes_other_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = tmp_path / "code"
+    shutil.copytree(CODE, code)
+    training = f'client = "softmax:OwnData"\nclient_folder = "{code}"'
+    extra = settings(data__dataset="none", aggregation__raw="sum", rounds=2)
+    assert play(tmp_path, training, **extra) == 0
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as store, store:
+        store.execute("UPDATE run SET status = 'stopped'")
+    file = code / "softmax.py"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace('config.get("size", 4)', "5"), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["run", str(tmp_path / "run"), "--headless"]) != 0
+    err = capsys.readouterr().err
+    assert "initial must return the arrays that it returned when the run began" in err
+    file.write_text(f"{text}\n# a remark\n", encoding="utf-8")
+    assert main(["run", str(tmp_path / "run"), "--headless"]) == 0
+    with RunReader(tmp_path / "run") as reader:
+        (moved,) = [e.text for _, e in reader.events() if e.kind == "provenance"]
+    assert "client softmax:OwnData" in moved
+
+
+@needs_broker
+def test_a_merge_of_the_user_that_raises_ends_the_run_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(tmp_path, OF_CLIENT, **settings(aggregation__raw="softmax:broken_merge")) != 0
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert "raw merge softmax:broken_merge (aggregation.raw): merge() must not raise, got" in err
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.run().status == "failed"
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

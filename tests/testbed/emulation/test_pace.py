@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.shape.pacer import (
+from fairbed.testbed.emulation.pace import (
     CONTROL_INTERVAL_S,
     IDLE_CREDIT_S,
     MAX_CREDIT_S,
