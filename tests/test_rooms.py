@@ -21,12 +21,14 @@ from fairbed.testbed.cli.following import Follower
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.cluster.api import ClusterHosts
 from fairbed.testbed.experiment.file import make_experiment
+from fairbed.testbed.flower.application import application
 from fairbed.testbed.lab.named_broker import LabBroker
 from fairbed.testbed.metrics.start import follower
 from fairbed.testbed.notify.notify import watcher
 from fairbed.testbed.remote import relay
 from fairbed.testbed.remote.viewer import parse_target
 from fairbed.testbed.rooms import SHIPPED
+from fairbed.testbed.run.application import MakeApplication
 from fairbed.testbed.run.run_broker import NamedBroker
 from fairbed.testbed.run.watchers import MakeWatcher
 
@@ -60,6 +62,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], ...]] = {
         ("replay", "x.toml", "--cluster=local"),
         ("compare", "grid.toml", "--cluster", "local"),
     ),
+    "flower": (
+        ("run", "x.toml", "--flower", "app"),
+        ("flower", "setup"),
+        ("run", "x.toml", "--set", "flower.app=app"),
+    ),
     "lab": (
         ("lab", "init"),
         ("devices", "list"),
@@ -82,6 +89,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """What a user types for a room; without the room each is refused in one line that names it."""
 
+
+OF_FLOWER = re.compile(r"^(?:from|import) flwr\b", re.MULTILINE)
+"""In a module that runs in the interpreter of a Flower app, and in no other."""
 
 OF_ROOM = re.compile(rf"fairbed\.testbed(?: import |\.)(?:{'|'.join(ROOMS)})\b")
 
@@ -141,6 +151,7 @@ def test_the_parts_of_rooms_are_what_the_core_asks_for() -> None:
     find: FindRun = parse_target
     broker: type[NamedBroker] = LabBroker
     hosts: type[Hosts] = ClusterHosts
+    make_application: MakeApplication = application
     found = {seam: rooms.load(path) for room in rooms.rooms() for seam, path in room.parts.items()}
     assert found.pop("relay") is relay
     assert found == {
@@ -148,6 +159,7 @@ def test_the_parts_of_rooms_are_what_the_core_asks_for() -> None:
         "follower": open_follower,
         "elsewhere": find,
         "hosts": hosts,
+        "application": make_application,
     }
     assert [rooms.load(path) for room in rooms.rooms() for path in room.brokers.values()] == [
         broker
@@ -256,7 +268,8 @@ def _fairbed(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _core_modules(tree: Path) -> list[str]:
-    paths = (path for package in PACKAGES for path in (tree / package).rglob("*.py"))
+    found = (path for package in PACKAGES for path in (tree / package).rglob("*.py"))
+    paths = [path for path in found if not OF_FLOWER.search(path.read_text(encoding="utf-8"))]
     names = {".".join(path.relative_to(tree).with_suffix("").parts) for path in paths}
     return sorted(f"fairbed.{name.removesuffix('.__init__')}" for name in names)
 

@@ -41,6 +41,7 @@ FULL: dict[str, str] = {
     "tests/testbed/cli/test_new.py": "each kind of plug-in that is written",
     "tests/testbed/cli/test_plugin_parts.py": "each kind of plug-in that is checked",
     "tests/testbed/core_stability": "core stability of a run, as a command",
+    "tests/testbed/flower/test_app_failures.py": "Flower apps that break a rule or fail",
     "tests/testbed/replay/cohort/test_worker_pool.py": "a replay on several processes",
     "tests/test_wheel.py": "the wheel, built and installed",
     "tests/theory": "theorems, by simulation",

@@ -700,7 +700,8 @@ def _evaluation(
         ValueError: A number of it is wrong.
         RoundFailed: Its records are too large.
     """
-    n, metrics, loss = _count(answer, 0), _metrics(answer), answer.get("loss", 0.0)
+    n, metrics, loss = _count(answer, 0), _metrics(answer), answer.get("loss")
+    loss = 0.0 if loss is None else loss  # a ClientApp may measure none
     if type(loss) not in (int, float) or not 0.0 <= loss <= MAX_MAGNITUDE:
         raise ValueError("client: the loss of evaluate must be a number from 0")
     records = bytes(parts.get("records", b""))

@@ -41,7 +41,6 @@ from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run.watchers import watchers_of
 from fairbed.testbed.run_folder import foreign_files
-from fairbed.wire.client_folder import is_code
 from fairbed.wire.console import storable
 from fairbed.wire.messages import LOCAL_RULES_GROUP
 from fairbed.wire.plugins import PluginError, registered
@@ -386,6 +385,8 @@ def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -
     python = training.client_python
     if python is not None and os.sep in python:
         python = os.path.abspath(origin / python)
+    from fairbed.wire.client_folder import is_code
+
     if is_code(run_folder, folder):
         raise UsageError(
             f"--out: must be outside of the code of the client, {folder}, whose hash it would "

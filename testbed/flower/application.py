@@ -45,6 +45,9 @@ OF_THE_APP: Final = ("data", "model", "training", "rounds", "evaluation")
 
 LOG: Final = Path("logs") / "app.log"
 
+WRITTEN: Final = "app"
+"""Folder of a run for the files of its app: in the app's own they would change its hash."""
+
 NOTHING: Final = encode_records({})
 """The version before an app has shown its arrays."""
 
@@ -159,7 +162,7 @@ class FlowerApplication:
         settings = self._settings
         policy = self.experiment.selection.policy
         python, app_folder = str(self._interpreter.path), self._app.folder
-        async with server_app(python, app_folder, folder / LOG) as app:
+        async with server_app(python, folder / WRITTEN, folder / LOG) as app:
             await app.send(
                 {
                     "do": "start",

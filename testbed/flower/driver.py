@@ -43,11 +43,13 @@ from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, Registry
 from fairbed.coordinator.state.round import Round
+from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.tables import MetricRow
 from fairbed.device_agent.clients.child.flower import node_id
 from fairbed.device_agent.clients.child.kinds import ClientError
 from fairbed.testbed.flower.raw import AppArrays
 from fairbed.testbed.flower.server import AppError, AppMessage, Group, Push, ServerApp
+from fairbed.wire.evaluation import OF_CLIENT
 from fairbed.wire.messages import EvaluateRequest, Manifest
 from fairbed.wire.records import RecordsError, decode_records
 
@@ -75,6 +77,9 @@ QUERY_CODES: Final[Mapping[QueryOutcome, int]] = {
 }
 
 TRAIN: Final = "train"
+LOSSES: Final = frozenset({"loss", "eval_loss", "eval-loss"})
+"""Metrics that are the loss of an evaluation (`device_agent/clients/child/flower.py`); without one,
+an evaluation is no score of a device."""
 UNBOUNDED: Final = 1 << 30
 """Rounds of an app: it ends by itself."""
 
@@ -189,7 +194,32 @@ class AppLoop(TrainingLoop):
             raise failure
 
     async def _begun(self, first_round: int) -> None:
+        if first_round > 1:
+            self._report_resumed(first_round)
         self._group.start_soon(self._report_nodes, name="app.nodes")
+
+    def _report_resumed(self, first_round: int) -> None:
+        """Say with what the app goes on after a resume, and what is lost."""
+        wishes = self._app.wishes
+        level: Level = "info"
+        strategy = wishes.strategy
+        if strategy is not None and strategy.first_round > 1:
+            text = (
+                f"the app goes on with its round {strategy.first_round} from the last global "
+                f"arrays; lost: {strategy.lost}"
+            )
+        elif wishes.resumed_from is not None:
+            text = (
+                f"the app goes on with its round {wishes.resumed_from} from the last global "
+                f"arrays; lost: {wishes.lost}"
+            )
+        else:
+            level = "warning"
+            text = (
+                "the app starts again with its first round and its first arrays, as it does not "
+                "call fairbed_flower.resumed (docs/flower.md)"
+            )
+        self._event_log.event("resumed", text, level=level, round_id=first_round)
 
     async def _report_nodes(self) -> None:
         """Tell the app which devices it may use, whenever that changes."""
@@ -264,7 +294,7 @@ class AppLoop(TrainingLoop):
             wish = await self._app.wait(
                 self._wish, self._settings.timeout_s, "push messages, or end"
             )
-            self._record_metrics()
+            self._note_app_metrics()
             if wish == "waits":
                 self._report_app_waits()
             elif wish == "ask":
@@ -301,7 +331,7 @@ class AppLoop(TrainingLoop):
         self._event_log.event("waiting", line)
         self._services.on_waiting(line)
 
-    def _record_metrics(self) -> None:
+    def _note_app_metrics(self) -> None:
         """Record what the app itself has measured."""
         metrics, self._app.wishes.metrics = self._app.wishes.metrics, []
         for one in metrics:
@@ -544,8 +574,9 @@ class AppLoop(TrainingLoop):
                 await self._send_error(each, code, asked.reason)
                 continue
             await self._app.send({"do": "reply", "id": each}, {"records": reply.records})
-            if group.kind == "evaluate" and reply.n and "accuracy" in reply.metrics:
-                scores[name] = score_of(reply, requests[name])
+            self._record_metrics(round_id, name, "evaluate", reply.metrics, reply.n)
+            if group.kind == "evaluate" and reply.n and not LOSSES.isdisjoint(reply.metrics):
+                scores[name] = score_of(reply, requests[name], task=OF_CLIENT)
         return self._record_scores(round_id, scores, started)
 
     # Replies that are errors.

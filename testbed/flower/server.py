@@ -400,7 +400,7 @@ async def server_app(python: str, folder: Path, log: Path) -> AsyncIterator[Serv
 
     Args:
         python: Interpreter with flwr.
-        folder: Folder of the app.
+        folder: Working directory, where files that the app writes go; made if it is not there.
         log: File for its output.
 
     Raises:
@@ -408,7 +408,8 @@ async def server_app(python: str, folder: Path, log: Path) -> AsyncIterator[Serv
     """
     ours, theirs = socket.socketpair()
     source, sink = os.pipe()
-    log.parent.mkdir(parents=True, exist_ok=True)
+    for each in (folder, log.parent):
+        each.mkdir(parents=True, exist_ok=True)
     output = _Output(source, log)
     environment = {
         name: value

@@ -748,6 +748,7 @@ async def _load(
             started.vector,
             started.raw,
             started.raw_merger,
+            client_evaluates=True,
             loop=started.loop,
             rounds=started.rounds,
         )

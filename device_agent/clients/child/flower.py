@@ -278,7 +278,8 @@ def split_arrays(records: Records, layout: Layout) -> tuple[Any, Records]:
                 f"{list(got[1])}"
             )
         if dtype.startswith("float"):
-            flat = np.asarray(value, np.float32).reshape(-1)
+            with np.errstate(over="ignore"):  # an infinity is refused below
+                flat = np.asarray(value, np.float32).reshape(-1)
             if not np.isfinite(flat).all():
                 at = int(np.flatnonzero(~np.isfinite(flat))[0])
                 raise ClientError(f"{name}.{key}: must be finite, got {flat[at]} at place {at}")
@@ -300,6 +301,9 @@ def join_arrays(vector: Any, raw: Records, layout: Layout) -> Records:
         return raw
     name, record = _only(raw)
     values, at = np.frombuffer(vector, "<f4"), 0
+    wanted = sum(math.prod(shape) for _, dtype, shape in layout if dtype.startswith("float"))
+    if wanted != values.size:
+        raise ClientError(f"vector: must have {wanted} values, as the layout, got {values.size}")
     items: dict[str, Any] = {}
     for key, dtype, shape in layout:
         if not dtype.startswith("float"):
@@ -308,8 +312,6 @@ def join_arrays(vector: Any, raw: Records, layout: Layout) -> Records:
         size = math.prod(shape)
         items[key] = values[at : at + size].astype(dtype).reshape(shape)
         at += size
-    if at != values.size:
-        raise ClientError(f"vector: must have {at} values, as the layout, got {values.size}")
     return {n: dataclasses.replace(r, items=items) if n == name else r for n, r in raw.items()}
 
 

@@ -3,8 +3,9 @@
     PYTHON server_process.py SOCKET PARENT
 
 SOCKET is the number of an inherited socket to the coordinator's process, PARENT the id of that
-process, with which this one ends. They speak in frames (`device_agent/clients/child/frames.py`).
-The other end is `testbed/flower/server.py`.
+process, with which this one ends. Files that the app writes go to the working directory, which is not
+the folder of the app: they would change its hash. Both speak in frames
+(`device_agent/clients/child/frames.py`). The other end is `testbed/flower/server.py`.
 
 To this process (what `do` is):
 
@@ -155,7 +156,6 @@ def main(arguments: list[str]) -> int:
     start = link.start()
     status = 1
     try:
-        os.chdir(start.folder)
         sys.path[:] = [start.folder, *(x for x in sys.path if x not in ("", _HERE))]
         run(link, start)
         status = 0

@@ -108,7 +108,7 @@ def test_a_module_below_the_working_directory_is_found(
         ("json:dumps", "got TypeError"),
         ("builtins:dict", "must have select"),
         ("lost", "got AttributeError"),
-        ("nowhere", "must be one of 'fastest-known', .*, 'selects-none' or package.module:Name"),
+        ("nowhere", "must be one of 'app', .*, 'selects-none' or package.module:Name"),
         ("nowhere", "got no entry point 'nowhere' of fairbed.selectors; install it"),
         (":", "must be importable as package.module:Name"),
     ],

@@ -35,7 +35,7 @@ def test_the_resolved_experiment_is_the_same_experiment(path: Path, tmp_path: Pa
     ("setting", "line"),
     [
         ("selection.bta=0.2", "selection.bta: unknown key; did you mean 'beta'? valid here: V, "),
-        ("selection.policy=rbcsf", "selection.policy: must be one of 'fastest-known', 'fedcs'"),
+        ("selection.policy=rbcsf", "selection.policy: must be one of 'app', 'fastest-known'"),
         ("selection.V=abc", "selection.V: must be a number, got 'abc'"),
         ("selection.V=-1", "selection.V: must be a number >= 0, got -1"),
         (

@@ -42,7 +42,15 @@ RAISED = 2
 class Clients:
     """The server of clients of one app, and a client for each device."""
 
-    def __init__(self, stack: ExitStack, python: str, folder: Path, path: str, options: Any):
+    def __init__(
+        self,
+        stack: ExitStack,
+        python: str,
+        folder: Path,
+        path: str,
+        options: Any,
+        shims: Path | None = None,
+    ) -> None:
         home = stack.enter_context(tempfile.TemporaryDirectory())
         self._address = str(Path(home) / "s")
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -54,6 +62,7 @@ class Clients:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[listening.fileno()],
+            env=environment(shims),
         )
         stack.callback(process.wait, LIMIT_S)
         assert process.stdin is not None
@@ -121,6 +130,8 @@ class AppRun:
     silent: set[int] = field(default_factory=set)
     """Nodes that never reply."""
     node_config: dict[str, Any] = field(default_factory=dict)
+    shims: Path | None = None
+    """Folder with modules that stand in for packages of the app."""
 
     events: list[Header] = field(default_factory=list)
     payloads: dict[int, bytes] = field(default_factory=dict)
@@ -150,6 +161,7 @@ class AppRun:
                 self.folder,
                 f"{self.module}.client_app:app",
                 options,
+                self.shims,
             )
             self._run(stack)
         return self
@@ -166,6 +178,8 @@ class AppRun:
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[its.fileno()],
+            env=environment(self.shims),
+            cwd=stack.enter_context(tempfile.TemporaryDirectory()),
         )
         its.close()
         stack.callback(self._kill)
@@ -279,6 +293,12 @@ class AppRun:
     def has_ended(self) -> bool:
         """Whether the ServerApp has closed its connection."""
         return bool(select.select([self.link], [], [], 0.0)[0])
+
+
+def environment(shims: Path | None) -> dict[str, str]:
+    """Return the variables of a process of the app."""
+    path = {} if shims is None else {"PYTHONPATH": str(shims)}
+    return {k: x for k, x in os.environ.items() if k != "PYTHONPATH"} | path
 
 
 def _layout(layout: Sequence[Any]) -> list[tuple[str, str, tuple[int, ...]]]:

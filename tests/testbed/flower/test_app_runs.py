@@ -254,6 +254,26 @@ def test_the_older_api_of_both_sides_works(flower_python: str, tmp_path: Path) -
     ], "the messages of one round are one push, although each is sent by a thread"
 
 
+def test_devices_draw_different_numbers_which_a_second_run_repeats(
+    flower_python: str, tmp_path: Path
+) -> None:
+    # The clients are forks of one process, and have copied its generators.
+    client = CLIENT.replace("array + number for", "array + np.random.randint(1 << 30) for")
+    client = client.replace(
+        '"number": number', '"number": int(__import__("random").random() * 1e9)'
+    )
+    app = write_app(
+        tmp_path / "app", client=client, main="strategy.FedAvg().start(grid, arrays, 2)"
+    )
+    drawn = []
+    for _ in range(2):
+        run = AppRun(flower_python, app, "small")()
+        answers = [answer["metrics"]["number"] for _, answer in run.replies if answer["n"] > 1]
+        drawn.append((sorted(answers), run.last["0"].tolist()))
+    assert len(set(drawn[0][0])) == 6, "of three devices in two rounds"
+    assert drawn[0] == drawn[1]
+
+
 def test_a_node_is_the_same_in_every_run() -> None:
     assert node_id("pi-0") == node_id("pi-0") != node_id("pi-1")
     assert 1 < node_id("pi-0") < 1 << 63

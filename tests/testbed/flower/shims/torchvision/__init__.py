@@ -1,0 +1,1 @@
+"""Stands in for torchvision, whose builds fit few builds of torch."""

@@ -1,0 +1,237 @@
+"""Runs of Flower apps on emulated devices: the real broker, agents, ServerApp and ClientApps."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import fairbed
+from fairbed import RunError, UsageError
+from fairbed.coordinator.store.store import stored_checkpoint
+from fairbed.testbed.host.broker_process import find_mosquitto
+from fairbed.wire.records import decode_records
+
+DEVICES = 3
+ODD = Path(__file__).with_name("odd_app")
+
+RunApp = Callable[..., fairbed.Run]
+
+
+def experiment(python: str, app: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": "app",
+        "broker": {"kind": "mosquitto"},
+        "emulation": {"backend": "process"},
+        "selection": {"policy": "app"},
+        "round": {"deadline_s": 60.0},
+        "fleet": [{"name": "pi", "count": DEVICES}],
+        "flower": {"app": str(app), "python": python, "config": {}, "timeout_s": 60.0},
+    }
+    for key, value in settings.items():
+        table, _, name = key.partition(".")
+        if name.startswith("config."):
+            found[table]["config"][name.removeprefix("config.")] = value
+        else:
+            found.setdefault(table, {})[name] = value
+    return found
+
+
+@pytest.fixture
+def run_app(tmp_path: Path, flower_python: str) -> RunApp:
+    """Return what runs an app to its end."""
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+
+    def run(settings: Mapping[str, Any] | None = None, app: Path = ODD) -> fairbed.Run:
+        given = experiment(flower_python, app, settings or {})
+        return fairbed.run(given, out=tmp_path / "run")
+
+    return run
+
+
+def rows(run: fairbed.Run | Path, query: str) -> list[tuple[Any, ...]]:
+    folder = run if isinstance(run, Path) else run.folder
+    with closing(sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def arrays(folder: Path) -> list[Any]:
+    """Return the global arrays after the last round."""
+    checkpoint = stored_checkpoint(folder)
+    assert checkpoint is not None
+    (record,) = decode_records(checkpoint.raw).values()
+    return list(record.items.values())
+
+
+def test_an_app_runs_as_it_is(run_app: RunApp, examples: Path) -> None:
+    run = run_app({"flower.config.num-server-rounds": 2}, examples / "flower-numpy")
+    assert run.status == "done"
+    exchanges = rows(run, "SELECT round, device, outcome, bytes_down, train_s FROM exchange")
+    assert [(x[0], x[2]) for x in exchanges] == [(1, "done")] * 3 + [(2, "done")] * 3
+    assert all(x[4] > 0.0 for x in exchanges)
+    accuracy = rows(run, "SELECT round, accuracy_mean FROM metric ORDER BY round")
+    assert [x[0] for x in accuracy] == [1, 2]
+    assert accuracy[1][1] > accuracy[0][1] > 0.5
+    named = {x[0] for x in rows(run, "SELECT DISTINCT name FROM client_metric")}
+    assert {"loss", "loss-before", "num-examples", "accuracy"} <= named
+    said = rows(run, "SELECT text FROM event WHERE kind = 'metrics'")
+    assert any("the server: loss" in text for (text,) in said)
+    assert run.summary.aggregation.rule == "app"
+    assert run.experiment.rounds == 2
+
+
+def test_a_guarantee_counts_with_a_policy_of_ours(run_app: RunApp) -> None:
+    run = run_app(
+        {
+            "selection.policy": "rbcs-f",
+            "selection.per_round": 2,
+            "flower.config.num-server-rounds": 4,
+        }
+    )
+    cohorts = rows(run, "SELECT round, count(*) FROM exchange GROUP BY round")
+    assert cohorts == [(1, 2), (2, 2), (3, 2), (4, 2)]
+    fairness = run.summary.fairness
+    assert fairness.invariant_holds is True
+    # Each round adds 1, whichever devices train; the strategy weights them.
+    assert np.allclose(arrays(run.folder)[0], 4.0)
+    scored = rows(run, "SELECT round, count(*) FROM device_metric GROUP BY round")
+    assert scored == [(1, 3), (2, 3), (3, 3), (4, 3)]
+
+
+def test_floats_are_merged_by_our_rule(run_app: RunApp) -> None:
+    run = run_app({"flower.merge": "ours", "aggregation.rule": "fedavg", "aggregation.raw": "max"})
+    checkpoint = stored_checkpoint(run.folder)
+    assert checkpoint is not None
+    assert checkpoint.model.shape == (2000,)
+    assert np.all(checkpoint.model == 3.0)
+    assert np.array_equal(arrays(run.folder)[0], [3, 3, 3])
+    assert run.summary.aggregation.rule == "fedavg"
+
+
+def test_a_client_that_ends_fails_its_exchange_alone(run_app: RunApp) -> None:
+    run = run_app({"flower.config.what": "crashes"})
+    states = dict(
+        ((number, device), (state, reason))
+        for number, device, state, reason in rows(
+            run, "SELECT round, device, outcome, reason FROM exchange"
+        )
+    )
+    failed = {key: reason for key, (state, reason) in states.items() if state != "done"}
+    assert failed.keys() == {(2, "pi-2"), (3, "pi-3")}
+    assert "exited with status 3" in failed[2, "pi-2"]
+    assert "no training today" in failed[3, "pi-3"]
+    log = (run.folder / "logs" / "pi-2.log").read_text(encoding="utf-8")
+    assert "the last words of a client" in log
+    assert states[3, "pi-2"][0] == "done"
+
+
+def test_an_app_with_its_own_loop(run_app: RunApp) -> None:
+    """Queries, groups that are pushed and pulled, and other arrays for one node."""
+    run = run_app({"flower.config.what": "loops"})
+    assert rows(run, "SELECT round, count(*) FROM exchange GROUP BY round") == [
+        (1, 3),
+        (2, 3),
+        (3, 3),
+    ]
+    log = (run.folder / "logs" / "app.log").read_text(encoding="utf-8")
+    assert "at the end 3.0 3" in log
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"flower.config.what": "raises"}, r"app: ValueError: the second round is cursed"),
+        ({"flower.config.what": "ends"}, r"app: must train devices"),
+        (
+            {"flower.config.what": "hangs", "flower.timeout_s": 2.0},
+            r"app: must push messages, or end within 2 s \(flower.timeout_s\)",
+        ),
+        (
+            {
+                "flower.config.what": "polls",
+                "selection.policy": "uniform",
+                "selection.per_round": 2,
+                "flower.poll_s": 1.0,
+            },
+            r"selection: .* min-train-nodes and min-available-nodes",
+        ),
+        (
+            {
+                "flower.config.fraction-train": 0.5,
+                "selection.policy": "uniform",
+                "selection.per_round": 2,
+            },
+            r"selection: .* fraction-train = 1\.0",
+        ),
+    ],
+    ids=lambda x: str(x.get("flower.config.what", "subset")) if isinstance(x, dict) else "",
+)
+def test_an_app_that_fails_ends_the_run_in_one_line(
+    run_app: RunApp, settings: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(RunError, match=line) as failure:
+        run_app(settings)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_killed_run_goes_on_from_the_last_arrays(
+    tmp_path: Path, run_app: RunApp, flower_python: str
+) -> None:
+    given = experiment(flower_python, ODD, {"flower.config.num-server-rounds": 30})
+    file, folder = tmp_path / "app.toml", tmp_path / "run"
+    file.write_text(fairbed_toml(given), encoding="utf-8")
+    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", "--headless"]
+    with subprocess.Popen([*command, str(file), "--out", str(folder)]) as process:
+        ends = time.monotonic() + 60.0
+        while time.monotonic() < ends and not _closed_rounds(folder) >= 3:
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGKILL)
+    assert not psutil.wait_procs(children, 10.0)[1], "all that it has started ends with it"
+    done = _closed_rounds(folder)
+    assert 3 <= done < 30
+    assert np.all(arrays(folder)[0] == done)
+    run = fairbed.run(folder)
+    assert run.status == "done"
+    assert np.all(arrays(folder)[0] == 30.0)
+    (text,) = rows(run, "SELECT text FROM event WHERE kind = 'resumed' AND text LIKE '%app%'")[0]
+    assert "lost" in text
+
+
+def _closed_rounds(folder: Path) -> int:
+    try:
+        return int(rows(folder, "SELECT coalesce(max(round), 0) FROM checkpoint")[0][0])
+    except sqlite3.Error:
+        return 0
+
+
+def fairbed_toml(document: Mapping[str, Any]) -> str:
+    import msgspec
+
+    return msgspec.toml.encode(document).decode()
+
+
+def test_what_the_start_refuses(tmp_path: Path, run_app: RunApp, flower_python: str) -> None:
+    with pytest.raises(UsageError, match="round: must have mode"):
+        run_app({"round.mode": "async", "round.buffer": 1, "round.concurrency": 1})
+    with pytest.raises(UsageError, match="audit"):
+        run_app({"selection.audit": 0.1})
+    with pytest.raises(UsageError, match=r"flower\.python: .* must be a Python interpreter"):
+        fairbed.run(experiment("/bin/false", ODD, {}), out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r'selection\.policy: must not be "app" without'):
+        fairbed.run({"name": "x", "selection": {"policy": "app"}, "fleet": [{"count": 2}]})
+    copy = tmp_path / "copy"
+    shutil.copytree(ODD, copy)
+    with pytest.raises(UsageError, match="out: must be outside of the code"):
+        fairbed.run(experiment(flower_python, copy, {}), out=copy / "results")
