@@ -21,7 +21,10 @@ from fairbed.wire import console
 from fairbed.wire.printable import Printable, csv_cell, latex, one_line, printable
 from tests.test_architecture import MODULES, ROOT
 
-COMMANDS = "testbed/cli/", "testbed/lab/cli", "testbed/web/cli.py", "device_agent/cli.py"
+COMMANDS = (
+    *("testbed/cli/", "testbed/flower/cli.py", "testbed/lab/cli", "testbed/web/cli.py"),
+    "device_agent/cli.py",
+)
 """Modules of the commands. They print, to streams that their `main` has made printable."""
 
 STREAMS = {"__stderr__", "__stdout__", "stderr", "stdout"}
@@ -63,6 +66,11 @@ ALLOWED: dict[str, set[str]] = {
     "testbed/cli/watch.py": {"for_controls", "stream", "print"},  # a carriage return of its own
     "testbed/compare/table.py": {"CSV", "stream"},  # `rich_console` of standard output
     "testbed/experiment/datasets/function.py": STREAM,  # what the user's function prints
+    "device_agent/clients/work.py": {"own judgement"},  # drops metrics by odd names
+    # Without Fairbed, in the interpreter of a client or of an app.
+    "device_agent/clients/child/own.py": {"own judgement"},
+    "device_agent/clients/child/serve.py": STREAM,
+    "testbed/flower/child/server_process.py": STREAM,
     "testbed/notify/settings.py": {"own judgement"},  # refuses an address
     "testbed/metrics/prometheus.py": {"Prometheus"},
     "testbed/metrics/tensorboard.py": {"TensorBoard"},

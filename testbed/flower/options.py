@@ -5,10 +5,8 @@ import json
 import os
 from pathlib import Path
 
-from fairbed.coordinator.policy.config import APP
 from fairbed.testbed.cli import EXAMPLES
 from fairbed.testbed.errors import UsageError
-from fairbed.testbed.experiment.file import ExperimentError, read_document
 
 POLICY = "selection.policy"
 
@@ -46,6 +44,8 @@ def take(options: argparse.Namespace) -> None:
     path = os.path.abspath(options.flower)
     settings = [f"flower.app={json.dumps(path)}"]
     if not _has_policy(options):
+        from fairbed.coordinator.policy.config import APP
+
         settings.append(f"selection.policy={APP}")
     options.set = [*settings, *options.set]
 
@@ -56,6 +56,8 @@ def _has_policy(options: argparse.Namespace) -> bool:
         return True
     if os.path.isdir(options.experiment):
         return True  # a run to resume
+    from fairbed.testbed.experiment.file import ExperimentError, read_document
+
     try:
         table = read_document(Path(options.experiment)).get("selection")
     except ExperimentError as exc:
