@@ -3,8 +3,8 @@
     PYTHON server_process.py SOCKET PARENT
 
 SOCKET is the number of an inherited socket to the coordinator's process, PARENT the id of that
-process, with which this one ends. Files that the app writes go to the working directory, which is not
-the folder of the app: they would change its hash. Both speak in frames
+process, with which this one ends. Files that the app writes go to the working directory, which is
+not the folder of the app: they would change its hash. Both speak in frames
 (`device_agent/clients/child/frames.py`). The other end is `testbed/flower/server.py`.
 
 To this process (what `do` is):
