@@ -72,7 +72,7 @@ def find_interpreter(app: FlowerApp, named: str | None = None) -> Interpreter:
         named: `[flower] python`; None takes the environment that `fairbed flower setup` made.
 
     Raises:
-        UsageError: There is none, or it cannot run the app; the message says what to do.
+        UsageError: There is none, or it cannot run the app; the message has what to do.
     """
     made = environment_of(app) / "bin" / "python"
     path = Path(shutil.which(named) or named).expanduser() if named else made
@@ -162,9 +162,9 @@ def _run(command: list[str]) -> None:
         ) from exc
     if ended.returncode:
         lines = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()
-        said = next((x for x in lines if x.startswith("ERROR")), lines[-1] if lines else "nothing")
+        last = next((x for x in lines if x.startswith("ERROR")), lines[-1] if lines else "nothing")
         raise RunError(
-            f"flower setup: {' '.join(command[1:4])} failed: {one_line(said, 300)}; correct it and "
+            f"flower setup: {' '.join(command[1:4])} failed: {one_line(last, 300)}; correct it and "
             "run the command again"
         )
 

@@ -17,7 +17,7 @@ from fairbed.wire.text import NotText, TOMLDecodeError, toml_of
 
 OLDEST, NEWEST = (1, 21), (1, 42)
 """Versions of flwr: the first with records, messages and strategies of `flwr.serverapp`, and the
-last with which the tests have run. A later one is tried, and so said."""
+last with which the tests have run. A later one is tried, with a remark."""
 
 DEFAULT_REQUIREMENT = f"flwr>={OLDEST[0]}.{OLDEST[1]},<2"
 

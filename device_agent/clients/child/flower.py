@@ -216,7 +216,7 @@ class FlowerClient:
             torch.manual_seed(int(words[2]))
 
     def _counted(self, reply: Records) -> tuple[int, dict[str, float]]:
-        """Return the number of examples (0 if the app does not tell it), and the metrics."""
+        """Return the number of examples (0 if the app does not state it), and the metrics."""
         found: dict[str, float] = {}
         records = [(n, r) for n, r in reply.items() if r.kind == "metrics"]
         for name, record in records:

@@ -151,8 +151,8 @@ class AppGrid(Grid):  # type: ignore[misc]  # Flower is not in the environment o
     ) -> Iterable[Any]:
         """Send messages, wait for their replies and return them in the order of the nodes.
 
-        Strategies sample in a random order, and sums of floats depend on it. What has no reply
-        after `timeout` seconds has none in the result.
+        Strategies sample in a random order, and sums of floats depend on it. A message without a
+        reply after `timeout` seconds has none in the result.
         """
         begun_s = time.monotonic()
         # The proxies of the older strategies call this in threads, each for one message of a round.

@@ -160,7 +160,7 @@ class AppLink:
             self._expected.update(ids)
 
     def forget(self, ids: Sequence[str]) -> None:
-        """Drop the replies to these messages, also those to come, and tell the coordinator."""
+        """Drop the replies to these messages, also those to come, and notify the coordinator."""
         with self._changed:
             self._expected.difference_update(ids)
             for each in ids:

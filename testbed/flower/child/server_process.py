@@ -1,6 +1,6 @@
 """The ServerApp of a Flower app, in its own interpreter, with the coordinator as its grid.
 
-    PYTHON server_process.py SOCKET PARENT
+    PYTHON -u server_process.py SOCKET PARENT
 
 SOCKET is the number of an inherited socket to the coordinator's process, PARENT the id of that
 process, with which this one ends. Files that the app writes go to the working directory, which is
@@ -166,11 +166,6 @@ def main(arguments: list[str]) -> int:
             error = f"the ServerApp must return, got sys.exit({reason.code!r:.60})"
         trace = [] if isinstance(reason, (StopApp, ClientError)) else trace_of(exc, start.folder)
         link.send_last({"is": "failed", "error": error, "trace": trace})
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            status = 1
     os._exit(status)  # threads that the app has left must not keep the process
 
 

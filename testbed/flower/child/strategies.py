@@ -330,7 +330,7 @@ def _setting(strategy: Any, name: str) -> Any:
 
 
 def _needed(strategy: Any) -> int:
-    """Return the least number of nodes for which a strategy waits; 0 if it does not tell."""
+    """Return the least number of nodes for which a strategy waits; 0 if it does not state it."""
     found = [_setting(strategy, name) for name in ("min_train_nodes", "min_available_nodes")]
     return max((x for x in found if isinstance(x, int)), default=0)
 

@@ -113,8 +113,10 @@ def test_what_has_no_reply_ends_at_the_timeout_or_its_ttl(
     nodes = list(grid.get_node_ids())
     def sent(ttl):
         return [Message(RecordDict({"arrays": arrays}), node, "train", ttl=ttl) for node in nodes]
-    found = grid.send_and_receive(sent(600.0), timeout=0.4)
+    found = grid.send_and_receive(sent(600.0)[::2])
     print("replies", len(found))
+    found = grid.send_and_receive(sent(600.0), timeout=0.4)
+    print("in time at most 2", len(found) <= 2)
     found = grid.send_and_receive(sent(0.4))
     print("errors", [reply.error.code for reply in found if reply.has_error()])
     """
@@ -123,9 +125,13 @@ def test_what_has_no_reply_ends_at_the_timeout_or_its_ttl(
     run.silent = {node_id("pi-1")}
     run()
     assert "replies 2" in run.output
-    assert "errors [3]" in run.output
+    assert "in time at most 2 True" in run.output
+    errors = run.output.partition("errors ")[2].splitlines()[0]
+    assert set(errors.strip("[]").split(", ")) == {"3"}
     silent = [m["id"] for e in run.of("push") for m in e["messages"] if m["node"] in run.silent]
-    assert [each["ids"] for each in run.of("ended")] == [[each] for each in silent]
+    ended = {each for event in run.of("ended") for each in event["ids"]}
+    assert len(silent) == 2
+    assert set(silent) <= ended
 
 
 def test_a_client_that_raises_is_an_error_for_the_strategy(
@@ -144,7 +150,7 @@ def test_a_client_that_raises_is_an_error_for_the_strategy(
     assert run.events[-1]["is"] == "done", run.events[-1]
     failed = [answer for _, answer in run.replies if answer["is"] == "failed"]
     failed.sort(key=lambda answer: str(answer["error"]))
-    assert failed[0]["error"] == "ValueError: no labels"
+    assert failed[0]["error"].endswith("ValueError: no labels")
     assert failed[0]["trace"][-2:] == ["ValueError: no", "labels"]
     assert "returned the error 6: too few" in failed[-1]["error"]
     assert "Received error in reply from node" in run.output

@@ -52,6 +52,10 @@ def test_the_arrays_at_the_end_are_those_of_flower(
     changes = {"strategy": name, "num-server-rounds": 3}
     app = read_app(examples / "flower-numpy", changes)
     run = AppRun(flower_python, app.folder, "flower_numpy", devices=4, run_config=app.config)()
+    version = run.of("loaded")[0]["flwr"]
+    if run.events[-1]["is"] == "failed" and not version.startswith("1.42"):
+        assert run.error.endswith(f"has no attribute '{name}'")
+        pytest.skip(f"flwr {version} has no {name}")
     assert run.events[-1] == {"is": "done", "rounds": 3}
     wanted = expected(
         flower_python, app.folder, "flower_numpy", 4, app.config, tmp_path / "arrays.npz"
