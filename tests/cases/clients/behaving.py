@@ -60,6 +60,7 @@ class Silent:
 
 
 def misbehave(how, arrays, context):
+    sleep = ["sleep", f"987.{context.options.get('mark', 0)}"]
     if how == "raise":
         print("epoch 1 of 3")
         raise ValueError("no\nlabels")
@@ -72,13 +73,13 @@ def misbehave(how, arrays, context):
         os.abort()
     if how == "hang":  # also what it has started, in other sessions, too
         children = [
-            subprocess.Popen(["sleep", "987"]),
-            subprocess.Popen(["sleep", "987"], start_new_session=True),
+            subprocess.Popen(sleep),
+            subprocess.Popen(sleep, start_new_session=True),
         ]
         if not os.fork():
             os.setsid()
             if not os.fork():
-                time.sleep(987)
+                os.execvp("sleep", sleep)
             os._exit(0)
         note(context, [os.getpid(), *(child.pid for child in children)])
         time.sleep(987)
@@ -107,7 +108,7 @@ def misbehave(how, arrays, context):
         context.state["model"] = object()
     if how == "processes":
         for _ in range(600):
-            subprocess.Popen(["sleep", "987"], stdin=subprocess.DEVNULL)
+            subprocess.Popen(sleep, stdin=subprocess.DEVNULL)
         time.sleep(987)
 
 

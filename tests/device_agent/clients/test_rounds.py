@@ -1,5 +1,6 @@
 """An agent whose task has a client, and its coordinator: rounds, tests, state, permission."""
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -197,14 +198,15 @@ async def test_what_a_client_has_started_ends_with_it_at_the_deadline(
 ) -> None:
     allowed.clients[NAME] = structs.replace(ALLOWED[NAME], data=str(tmp_path))
     async with allowed.running() as (_, coordinator):
-        await join(coordinator)
+        mark = secrets.randbelow(10**9)
+        await join(coordinator, client_task(options=(("mark", mark),)))
         await trained(coordinator, 1)
         reason = await failure(coordinator, 2, "hang", deadline_s=2.5)
         assert reason == "the deadline of 2.5 s has passed"
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(pids) == 3
         await_end(pids)
-        await_end(running("sleep 987"))
+        await_end(running(f"sleep 987.{mark}"))
         offer, _, _ = await trained(coordinator, 3)
         assert offer.metrics["rounds"] == 2.0
 
@@ -224,10 +226,11 @@ async def test_a_client_that_stops_at_the_deadline_has_not_trained(
 
 async def test_a_bomb_of_processes_is_ended(allowed: AgentSetup) -> None:
     async with allowed.running() as (_, coordinator):
-        await join(coordinator)
+        mark = secrets.randbelow(10**9)
+        await join(coordinator, client_task(options=(("mark", mark),)))
         reason = await failure(coordinator, 1, "processes")
         assert reason.startswith("client: its process must go on, but was ended by SIGKILL")
-        await_end(running("sleep 987"))
+        await_end(running(f"sleep 987.{mark}"))
 
 
 def running(command: str) -> list[int]:
