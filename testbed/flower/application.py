@@ -48,6 +48,10 @@ LOG: Final = Path("logs") / "app.log"
 WRITTEN: Final = "app"
 """Folder of a run for the files of its app: in the app's own they would change its hash."""
 
+ARRAYS_FILE: Final = Path("state") / "app.records"
+"""In the folder of a run with `merge = "ours"`: the first arrays of the app, by which a resumed run
+knows their names, dtypes and shapes."""
+
 NOTHING: Final = encode_records({})
 """The version before an app has shown its arrays."""
 
@@ -175,16 +179,33 @@ class FlowerApplication:
                     "poll_s": settings.poll_s,
                     "first_round": 1 if checkpoint is None else checkpoint.round + 1,
                 },
-                {"arrays": b"" if checkpoint is None else self._resumed(checkpoint)},
+                {"arrays": b"" if checkpoint is None else self._resumed(folder, checkpoint)},
             )
             await app.wait(lambda: app.wishes.version or None, settings.timeout_s, "load")
             # What it does first: begin a strategy, or ask for the nodes.
             await app.wait(app.wishes.first, settings.timeout_s, "use its grid")
-            yield (self._merged_there(app) if settings.merge != "ours" else await self._here(app))
+            if settings.merge == "ours":
+                yield await self._merged_here(app, folder)
+            else:
+                yield self._merged_there(app)
 
-    def _resumed(self, checkpoint: Checkpoint) -> bytes:
-        """Return the records of a checkpoint's version."""
-        return checkpoint.raw
+    def _resumed(self, folder: Path, checkpoint: Checkpoint) -> bytes:
+        """Return the records of a checkpoint's version.
+
+        Raises:
+            AppError: The arrays of the run are not known any more.
+        """
+        if self._settings.merge != "ours":
+            return checkpoint.raw
+        try:
+            ((name, record),) = decode_records((folder / ARRAYS_FILE).read_bytes()).items()
+            arrays = AppArrays(client_arrays(record), name)
+            return arrays.merged(checkpoint.model, checkpoint.raw)
+        except (OSError, ValueError, ClientError) as exc:
+            raise AppError(
+                f"{folder / ARRAYS_FILE}: must have the first arrays of the app, got {exc}; start "
+                "a new run"
+            ) from exc
 
     def _artifact(self, arrays: tuple[ClientArray, ...]) -> Artifact:
         """Return the task of the ClientApp.
@@ -222,8 +243,8 @@ class FlowerApplication:
             rounds=self._planned(app),
         )
 
-    async def _here(self, app: ServerApp) -> ApplicationTask:
-        """Return the task of an app whose floats a rule of ours merges.
+    async def _merged_here(self, app: ServerApp, folder: Path) -> ApplicationTask:
+        """Return the task of an app whose floats a rule of ours merges; store its first arrays.
 
         Raises:
             AppError: It has no strategy, or its arrays cannot be merged.
@@ -241,6 +262,8 @@ class FlowerApplication:
                 'initial_arrays, got "ours"; remove it'
             )
         name = strategy.arrays_key or ARRAYS
+        if not (folder / ARRAYS_FILE).exists():
+            _store(folder / ARRAYS_FILE, encode_records({name: records[ARRAYS]}))
         arrays = AppArrays(client_arrays(records[ARRAYS]), name)
         try:
             rule = raw_rule(self.experiment, arrays.arrays, self._app.folder)
@@ -267,6 +290,13 @@ class FlowerApplication:
             timeout_s=self._settings.timeout_s, rounds=self.rounds or 0, arrays=arrays
         )
         return lambda services, attempt: AppLoop(services, attempt, app, settings)
+
+
+def _store(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(data)
+    scratch.replace(path)
 
 
 def _records(data: bytes) -> Records:

@@ -272,7 +272,7 @@ async def _run(
             ]
             alerts = partial(_pass_on, alerted, watching) if watching else alerted
             checkpoint = store.last_checkpoint()
-            if artifact.client is not None and checkpoint is not None:
+            if artifact.client is not None and checkpoint is not None and plan.application is None:
                 from fairbed.testbed.run.clients import check_resumed
 
                 check_resumed(artifact.client, artifact.spec.layout.n_values, checkpoint)
