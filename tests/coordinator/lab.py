@@ -142,7 +142,8 @@ class Lab:
         """Clients that agents may run."""
         self.setup: dict[str, Any] = {}
         """Further parts of the setup of a coordinator, or others in their place."""
-        self.shards: Shards | None = Shards(width=artifact.spec.x_shape[0])
+        self.shards = Shards(width=artifact.spec.x_shape[0])
+        self.has_shards = True
         self.places: Places | None = None
         self.evaluator = NormEvaluator()
         self.has_evaluator = True
@@ -232,7 +233,7 @@ class Lab:
             max_chunk_bytes=self.max_chunk_bytes,
         )
         ports = HostServices(
-            shards=self.shards,
+            shards=self.shards if self.has_shards else None,
             places=self.places,
             evaluator=self.evaluator if self.has_evaluator else None,
             audit=lambda *noted: self.audited.append(noted),

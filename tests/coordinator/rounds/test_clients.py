@@ -50,7 +50,7 @@ async def clients(
 ) -> AsyncIterator[Lab]:
     """Yield a lab whose task has the client of tests, with agents that may run it."""
     async with lab(folder, agents=0, artifact=client_artifact()) as place:
-        place.has_evaluator, place.shards, place.places = False, None, Numbers()
+        place.has_evaluator, place.has_shards, place.places = False, False, Numbers()
         place.setup = {
             "vector": VECTOR,
             "raw": RAW,
