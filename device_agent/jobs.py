@@ -147,7 +147,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class ClientAbout:
-    """What a client is told of its device and run."""
+    """What a client learns of its device and run."""
 
     device: str
     number: int

@@ -164,7 +164,7 @@ class Preparation:
         return welcome.task, welcome.shard, welcome.held_out, self._about(welcome)
 
     def _about(self, welcome: Welcome) -> ClientAbout | None:
-        """Return what a client is told; None for a task without one."""
+        """Return what a client learns of its device; None for a task without one."""
         if welcome.number is None:
             return None
         count = max(welcome.number + 1, welcome.count or 1)

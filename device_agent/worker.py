@@ -176,7 +176,7 @@ class TrainingThread:
         Args:
             task: The task, in the cache.
             source: Returns the examples for a task, None without any; called in the thread.
-            about: What a client is told; None for other tasks.
+            about: What a client learns of its device; None for other tasks.
 
         Raises:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.

@@ -167,7 +167,7 @@ class RoundProgress:
     is_repeated: bool = False
     """The round is empty, as the one before: a stretch of them has one progress line."""
     planned: int | None = None
-    """Rounds that an application plans, 0 if it does not say; None: those of the experiment."""
+    """Rounds that an application plans, 0 if it states none; None: those of the experiment."""
 
     def line(self, rounds: int) -> str:
         """Return the progress line of the round, in an experiment of so many `rounds`."""
@@ -309,7 +309,7 @@ class TrainingLoop:
 
     @property
     def _planned(self) -> int | None:
-        """Rounds that an application plans, 0 if it does not say; None: those of the experiment."""
+        """Rounds that an application plans, 0 if it states none; None: those of the experiment."""
         return None
 
     @property

@@ -32,8 +32,8 @@ def client_code(
     if client is None:
         known = ", ".join(sorted(allowed)) or "none"
         raise NotPrepared(
-            f"client {name}: must be allowed by the owner of this device, who allows {known}; copy "
-            f"its folder here and start the agent with --allow-client {name}=FOLDER"
+            f"client {name}: must be allowed by the owner of this device, which allows {known}; "
+            f"copy its folder here and start the agent with --allow-client {name}=FOLDER"
         )
     found = client_hash(name, client)
     if found != source.sha256:

@@ -132,7 +132,7 @@ class ClientWork:
         threads: Threads of one training step.
         min_noise_multiplier: Least noise that the owner accepts; 0 accepts training without noise.
         allowed: The clients that the owner allows, by name.
-        about: Returns what the client is told of its device and run, at a preparation.
+        about: Returns what the client learns of its device and run, at a preparation.
     """
 
     engine: Engine | None = None

@@ -109,7 +109,7 @@ class FlowerApplication:
 
     @property
     def rounds(self) -> int | None:
-        """Rounds by the configuration of the app; None: it does not say."""
+        """Rounds by the configuration of the app; None: it states none."""
         found = self._app.config.get(ROUNDS_KEY)
         if not isinstance(found, int) or isinstance(found, bool):
             return None
@@ -181,9 +181,9 @@ class FlowerApplication:
                 },
                 {"arrays": b"" if checkpoint is None else self._resumed(folder, checkpoint)},
             )
-            await app.wait(lambda: app.wishes.version or None, settings.timeout_s, "load")
+            await app.wait(lambda: app.pending.version or None, settings.timeout_s, "load")
             # What it does first: begin a strategy, or ask for the nodes.
-            await app.wait(app.wishes.first, settings.timeout_s, "use its grid")
+            await app.wait(app.pending.first, settings.timeout_s, "use its grid")
             if settings.merge == "ours":
                 yield await self._merged_here(app, folder)
             else:
@@ -249,13 +249,13 @@ class FlowerApplication:
         Raises:
             AppError: It has no strategy, or its arrays cannot be merged.
         """
-        wishes = app.wishes
+        pending = app.pending
         strategy = await app.wait(
-            lambda: wishes.strategy or (Strategy() if wishes.groups or wishes.is_done else None),
+            lambda: pending.strategy or (Strategy() if pending.groups or pending.is_done else None),
             self._settings.timeout_s,
             "start a strategy, whose arrays are merged by [aggregation]",
         )
-        records = _records(wishes.initial)
+        records = _records(pending.initial)
         if not strategy.name or ARRAYS not in records:
             raise AppError(
                 'flower.merge: must be "strategy" for an app without a Strategy that begins with '
@@ -281,7 +281,7 @@ class FlowerApplication:
 
     def _planned(self, app: ServerApp) -> int | None:
         """Return the rounds of the strategy, or those of the configuration."""
-        strategy = app.wishes.strategy
+        strategy = app.pending.strategy
         rounds = 0 if strategy is None else strategy.num_rounds
         return rounds if 0 < rounds <= MAX_ROUNDS else self.rounds
 

@@ -157,7 +157,7 @@ class AppLoop(TrainingLoop):
         self._cohort = _Cohort()
         self._pushed: Group | None = None
         """The group that the next round trains, with policy "app"."""
-        self._asked = 0
+        self._queries = 0
         """Groups of other messages so far."""
         self._sent: dict[tuple[str, int], str] = {}
         """Id of the message of each exchange, by device and round."""
@@ -199,19 +199,19 @@ class AppLoop(TrainingLoop):
         self._group.start_soon(self._report_nodes, name="app.nodes")
 
     def _report_resumed(self, first_round: int) -> None:
-        """Say with what the app goes on after a resume, and what is lost."""
-        wishes = self._app.wishes
+        """Report with what the app goes on after a resume, and what is lost."""
+        pending = self._app.pending
         level: Level = "info"
-        strategy = wishes.strategy
+        strategy = pending.strategy
         if strategy is not None and strategy.first_round > 1:
             text = (
                 f"the app goes on with its round {strategy.first_round} from the last global "
                 f"arrays; lost: {strategy.lost}"
             )
-        elif wishes.resumed_from is not None:
+        elif pending.resumed_from is not None:
             text = (
-                f"the app goes on with its round {wishes.resumed_from} from the last global "
-                f"arrays; lost: {wishes.lost}"
+                f"the app goes on with its round {pending.resumed_from} from the last global "
+                f"arrays; lost: {pending.lost}"
             )
         else:
             level = "warning"
@@ -222,26 +222,26 @@ class AppLoop(TrainingLoop):
         self._event_log.event("resumed", text, level=level, round_id=first_round)
 
     async def _report_nodes(self) -> None:
-        """Tell the app which devices it may use, whenever that changes."""
-        told: list[int] | None = None
+        """Send the app the devices that it may use, whenever that changes."""
+        sent_last: list[int] | None = None
         while True:
             now = self._event_log.now()
             nodes = [node_id(x.name) for x in self._registry if _is_willing(x, now)]
-            if nodes != told:
+            if nodes != sent_last:
                 await self._app.send({"do": "nodes", "nodes": nodes})
-                told = nodes
+                sent_last = nodes
             await anyio.sleep(SHORTEST_LOOK_S)
             await self._fleet.wait_change(NODES_S)
 
     def _is_over(self, next_round: int) -> bool:
-        wishes = self._app.wishes
+        pending = self._app.pending
         if self._script.last_round is not None:
             return next_round > self._script.last_round
-        return wishes.is_done and not wishes.groups
+        return pending.is_done and not pending.groups
 
     @property
     def _planned(self) -> int | None:
-        strategy = self._app.wishes.strategy
+        strategy = self._app.pending.strategy
         return self._settings.rounds if strategy is None else strategy.num_rounds
 
     @property
@@ -267,12 +267,12 @@ class AppLoop(TrainingLoop):
 
     async def _take_group(self) -> bool:
         """Take the next group of training; return whether one of its devices is available."""
-        group = self._app.wishes.groups.popleft()
+        group = self._app.pending.groups.popleft()
         first = _first_of_each_node(group)
         if len(first) < len(group.push.messages):
             taken = {message.id for message in first}
             rest = [message for message in group.push.messages if message.id not in taken]
-            self._app.wishes.groups.appendleft(_with_messages(group, rest))
+            self._app.pending.groups.appendleft(_with_messages(group, rest))
             group = _with_messages(group, first)
         devices = self._by_node()
         named = [devices[x.node] for x in first if x.node in devices]
@@ -298,24 +298,24 @@ class AppLoop(TrainingLoop):
             if wish == "waits":
                 self._report_app_waits()
             elif wish == "ask":
-                found = await self._ask(self._app.wishes.groups.popleft())
+                found = await self._ask(self._app.pending.groups.popleft())
                 metric = found or metric
             else:
                 return metric
 
     def _wish(self) -> str | None:
         """Return what the app wants next; None: nothing yet."""
-        wishes = self._app.wishes
-        if wishes.groups:
-            return "train" if wishes.groups[0].kind == TRAIN else "ask"
-        if wishes.cohort_round is not None:
+        pending = self._app.pending
+        if pending.groups:
+            return "train" if pending.groups[0].kind == TRAIN else "ask"
+        if pending.cohort_round is not None:
             return "train"
-        if wishes.is_done:
+        if pending.is_done:
             return "done"
-        return "waits" if wishes.waits is not None else None
+        return "waits" if pending.waits is not None else None
 
     def _report_app_waits(self) -> None:
-        waits, self._app.wishes.waits = self._app.wishes.waits, None
+        waits, self._app.pending.waits = self._app.pending.waits, None
         assert waits is not None
         if not waits.waited_s:  # it waited for the fleet, as the run does
             return
@@ -333,7 +333,7 @@ class AppLoop(TrainingLoop):
 
     def _note_app_metrics(self) -> None:
         """Record what the app itself has measured."""
-        metrics, self._app.wishes.metrics = self._app.wishes.metrics, []
+        metrics, self._app.pending.metrics = self._app.pending.metrics, []
         for one in metrics:
             text = ", ".join(f"{name} {value:.6g}" for name, value in one.metrics.items())
             of = "the server" if one.where == "server" else "the devices, merged by the app"
@@ -382,17 +382,17 @@ class AppLoop(TrainingLoop):
         Raises:
             AppError: It pushes none in time, or to others.
         """
-        wishes = self._app.wishes
+        pending = self._app.pending
         ids = [node_id(name) for name in cohort]
-        number, wishes.cohort_round = wishes.cohort_round, None
+        number, pending.cohort_round = pending.cohort_round, None
         await self._app.send({"do": "cohort", "round": number, "nodes": ids})
         await self._app.wait(
-            lambda: True if wishes.groups or wishes.is_done else None,
+            lambda: True if pending.groups or pending.is_done else None,
             self._settings.timeout_s,
             "push the messages of training for its cohort (set min-train-nodes and "
             "min-available-nodes to at most selection.per_round)",
         )
-        group = wishes.groups.popleft() if wishes.groups else None
+        group = pending.groups.popleft() if pending.groups else None
         pushed = [] if group is None else [message.node for message in group.push.messages]
         if group is None or group.kind != TRAIN or sorted(pushed) != sorted(ids):
             raise AppError(
@@ -489,24 +489,24 @@ class AppLoop(TrainingLoop):
 
         An app without a strategy shows them in the next messages, or as the last arrays.
         """
-        wishes = self._app.wishes
-        wishes.aggregated = None if not push.round else wishes.aggregated
+        pending = self._app.pending
+        pending.aggregated = None if not push.round else pending.aggregated
 
         def answer() -> bytes | None:
-            found = wishes.aggregated
+            found = pending.aggregated
             if found is not None and found.round == push.round:
                 return found.arrays
-            if wishes.groups:
-                payloads = list(wishes.groups[0].payloads.values())
+            if pending.groups:
+                payloads = list(pending.groups[0].payloads.values())
                 return payloads[0] if len(payloads) == 1 and not push.round else b""
-            if wishes.is_done:
-                return wishes.last
-            return None if wishes.cohort_round is None else b""
+            if pending.is_done:
+                return pending.last
+            return None if pending.cohort_round is None else b""
 
         arrays = await self._app.wait(
             answer, self._settings.timeout_s, "merge the replies of a round"
         )
-        wishes.aggregated = None
+        pending.aggregated = None
         return arrays
 
     async def _send_merged(self, arrays: AppArrays, push: Push, *, is_new: bool) -> None:
@@ -533,11 +533,11 @@ class AppLoop(TrainingLoop):
         first = _first_of_each_node(group)
         await self._wait_idle([devices[x.node] for x in first if x.node in devices])
         manifests = await self._publish(group, group.push.messages)
-        self._asked += 1
+        self._queries += 1
         limits = [self._config.round.deadline_s, group.push.timeout_s or inf]
         limits += [message.ttl_s for message in first if message.ttl_s > 0.0]
         round_id = max(self._last_round, 1)
-        query = LossQuery(round_id, (self._attempt << 16) + self._asked, min(limits))
+        query = LossQuery(round_id, (self._attempt << 16) + self._queries, min(limits))
         requests: dict[str, EvaluateRequest] = {}
         sent: dict[str, AppMessage] = {}
         taken = {message.id for message in first}
@@ -567,11 +567,11 @@ class AppLoop(TrainingLoop):
         late = [x.device for x in query.devices.values() if x.outcome is QueryOutcome.LATE]
         self._registry.drain(late, round_id)
         scores: dict[str, Score] = {}
-        for name, asked in query.devices.items():
-            reply, each = asked.reply, sent[name].id
-            if asked.outcome is not QueryOutcome.ANSWERED or reply is None:
-                code = QUERY_CODES.get(asked.outcome, UNKNOWN)
-                await self._send_error(each, code, asked.reason)
+        for name, queried in query.devices.items():
+            reply, each = queried.reply, sent[name].id
+            if queried.outcome is not QueryOutcome.ANSWERED or reply is None:
+                code = QUERY_CODES.get(queried.outcome, UNKNOWN)
+                await self._send_error(each, code, queried.reason)
                 continue
             await self._app.send({"do": "reply", "id": each}, {"records": reply.records})
             self._record_metrics(round_id, name, "evaluate", reply.metrics, reply.n)

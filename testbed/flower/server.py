@@ -155,8 +155,8 @@ class Waits(Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Wishes:
-    """What the app wants, and has said; the driver takes it."""
+class Pending:
+    """What the app wants and has reported; the driver takes it."""
 
     groups: deque[Group] = field(default_factory=deque)
     cohort_round: int | None = None
@@ -235,7 +235,7 @@ class ServerApp:
         self._payloads: dict[int, bytes] = {}
         self.failure: AppError | None = None
         """Why the app has ended before it was done."""
-        self.wishes = Wishes()
+        self.pending = Pending()
 
     # To the app.
 
@@ -258,7 +258,7 @@ class ServerApp:
         """Wait until `answer` returns something.
 
         Args:
-            answer: Looks at `wishes`.
+            answer: Looks at `pending`.
             limit_s: Longest wait; `inf` is none.
             what: What the app must do, for the error.
 
@@ -275,18 +275,18 @@ class ServerApp:
                 await self._changed.wait()
         raise AppError(
             f"app: must {what} within {limit_s:g} s (flower.timeout_s), got nothing"
-            f"{self._said()}; raise it, or read the log of the app"
+            f"{self._last_lines()}; raise it, or read the log of the app"
         )
 
     async def changed(self, limit_s: float) -> None:
-        """Wait until the app has said something, or for `limit_s`."""
+        """Wait until the app has reported something, or for `limit_s`."""
         with anyio.move_on_after(limit_s):
             await self._changed.wait()
 
     async def receive(self) -> None:
-        """Note what the app says until its process has ended."""
+        """Note what the app reports until its process has ended."""
         try:
-            while not self.wishes.is_done:
+            while not self.pending.is_done:
                 header, parts = await anyio.to_thread.run_sync(
                     receive_frame, self._link, MAX_FRAME, abandon_on_cancel=True
                 )
@@ -315,41 +315,41 @@ class ServerApp:
         how = "closed its connection" if status is None else f"ended with exit status {status}"
         if status is not None and status < 0:
             how = f"was killed by signal {-status}"
-        return AppError(f"app: its process {how}{self._said()}")
+        return AppError(f"app: its process {how}{self._last_lines()}")
 
-    def _said(self) -> str:
+    def _last_lines(self) -> str:
         lines = self._output.lines()
         return f"; it printed last: {' | '.join(lines[-3:])}" if lines else ""
 
     def _note(self, header: Header, parts: Parts) -> None:
-        wishes, kind = self.wishes, header.pop("is", "")
+        pending, kind = self.pending, header.pop("is", "")
         match kind:
             case "loaded":
-                wishes.version = one_line(str(header.get("flwr", "")), 40)
+                pending.version = one_line(str(header.get("flwr", "")), 40)
             case "strategy":
-                wishes.strategy = msgspec.convert(header, Strategy)
-                wishes.initial = bytes(parts.get("arrays", b""))
+                pending.strategy = msgspec.convert(header, Strategy)
+                pending.initial = bytes(parts.get("arrays", b""))
             case "cohort":
-                wishes.cohort_round = int(header["round"])
+                pending.cohort_round = int(header["round"])
             case "payload":
                 self._payloads[int(header["index"])] = bytes(parts["raw"])
             case "push":
                 self._note_push(msgspec.convert(header, Push), parts)
             case "ended":
-                wishes.ended.update(map(str, header.get("ids", [])[:MAX_MESSAGES]))
+                pending.ended.update(map(str, header.get("ids", [])[:MAX_MESSAGES]))
             case "aggregated":
-                wishes.aggregated = msgspec.convert(_with_floats(header), Aggregated)
-                wishes.aggregated.arrays = bytes(parts.get("arrays", b""))
+                pending.aggregated = msgspec.convert(_with_floats(header), Aggregated)
+                pending.aggregated.arrays = bytes(parts.get("arrays", b""))
             case "metrics":
-                wishes.metrics.append(msgspec.convert(_with_floats(header), AppMetrics))
-                del wishes.metrics[:-MAX_GROUPS]
+                pending.metrics.append(msgspec.convert(_with_floats(header), AppMetrics))
+                del pending.metrics[:-MAX_GROUPS]
             case "waits":
-                wishes.waits = msgspec.convert(header, Waits)
+                pending.waits = msgspec.convert(header, Waits)
             case "resumed":
-                wishes.resumed_from = int(header.get("first_round", 1))
-                wishes.lost = one_line(str(header.get("lost", "")), MAX_LINE)
+                pending.resumed_from = int(header.get("first_round", 1))
+                pending.lost = one_line(str(header.get("lost", "")), MAX_LINE)
             case "done":
-                wishes.is_done, wishes.last = True, bytes(parts.get("arrays", b""))
+                pending.is_done, pending.last = True, bytes(parts.get("arrays", b""))
             case "failed":
                 lines = [one_line(str(line), MAX_LINE) for line in header.get("trace", [])]
                 self._output.note(lines[-LAST_LINES:])
@@ -361,7 +361,7 @@ class ServerApp:
                 raise AppError(f"app: its process sent an unknown frame {other!r:.60}")
 
     def _note_push(self, push: Push, parts: Parts) -> None:
-        wishes, joined, configs, at = self.wishes, parts.get("configs", memoryview(b"")), [], 0
+        pending, joined, configs, at = self.pending, parts.get("configs", memoryview(b"")), [], 0
         for size in push.configs:
             configs.append(bytes(joined[at : at + size]))
             at += size
@@ -373,9 +373,9 @@ class ServerApp:
         payloads = {number: self._payloads[number] for number in used}
         kept = used.union(push.kept)
         self._payloads = {k: x for k, x in self._payloads.items() if k in kept}
-        wishes.groups.append(Group(push, configs, payloads))
-        pending = {id(x): len(x) for group in wishes.groups for x in group.payloads.values()}
-        if len(wishes.groups) > MAX_GROUPS or sum(pending.values()) > MAX_PENDING_BYTES:
+        pending.groups.append(Group(push, configs, payloads))
+        waiting = {id(x): len(x) for group in pending.groups for x in group.payloads.values()}
+        if len(pending.groups) > MAX_GROUPS or sum(waiting.values()) > MAX_PENDING_BYTES:
             raise AppError(
                 f"app: at most {MAX_GROUPS} groups of messages with {MAX_PENDING_BYTES >> 20} MiB "
                 f"may wait for their round, got more; wait for replies before pushing others"
@@ -468,7 +468,7 @@ def _ended(pid: int) -> "os.waitid_result | None":
 
 async def _end(process: "subprocess.Popen[bytes]", app: ServerApp, link: socket.socket) -> None:
     """End the process and all that it has started."""
-    if not app.wishes.is_done:
+    if not app.pending.is_done:
         with anyio.move_on_after(STOP_S):
             await app.send({"do": "stop"})
     await _exit_status(process, STOP_S)

@@ -31,7 +31,7 @@ class ApplicationTask:
     loop: Callable[[RunServices, int], TrainingLoop]
     """Drives the rounds."""
     rounds: int | None = None
-    """How many there will be; None: it does not say."""
+    """How many there will be; None: it states none."""
 
 
 class Application(Protocol):

@@ -703,7 +703,7 @@ class _Loaded:
     loop: Callable[[RunServices, int], TrainingLoop] = TrainingLoop
     """Makes the driver of the rounds."""
     rounds: int | None = None
-    """Rounds of an application; None: it does not say, or the experiment does."""
+    """Rounds of an application; None: it states none, or the experiment does."""
 
 
 def _client_server(plan: RunPlan, early: AsyncExitStack) -> "ClientServer | None":

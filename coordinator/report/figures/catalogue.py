@@ -58,7 +58,7 @@ class FigureKind:
     height_in: Callable[[RunFigures], float]
     """Height of the drawing of one run, inches."""
     is_rare: bool = False
-    """A page without it does not say so: it belongs to a feature that most runs have not."""
+    """A page without it has no line about that: it belongs to a feature that most runs have not."""
 
     def missing(self, run: RunFigures) -> str | None:
         """Return why a run has no such figure; None if it has one."""

@@ -373,7 +373,7 @@ class Server:
         del self._children[descriptor]
         with suppress(KeyError):
             self._poll.unregister(descriptor)
-        # What it left behind is a child of this process now, and is killed before the end is told.
+        # What it left behind is a child of this process now, and is killed before the end is sent.
         self._kill_orphans({each.pid for each in self._children.values()})
         text = f"signal {-code}" if code < 0 else f"exit {code}"
         with suppress(OSError):
