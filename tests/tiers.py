@@ -42,6 +42,12 @@ FULL: dict[str, str] = {
     "tests/testbed/cli/test_plugin_parts.py": "each kind of plug-in that is checked",
     "tests/testbed/core_stability": "core stability of a run, as a command",
     "tests/testbed/flower/test_app_failures.py": "Flower apps that break a rule or fail",
+    **{
+        f"tests/testbed/flower/test_{name}.py": "Flower apps in an interpreter with flwr"
+        for name in ("app_failures", "app_runs", "example_apps", "public_apps", "runs")
+    },
+    "tests/testbed/flower/test_environment.py": "interpreters with flwr, and without",
+    "tests/testbed/flower/test_records_of_flower.py": "records of flwr, in its interpreter",
     "tests/testbed/replay/cohort/test_worker_pool.py": "a replay on several processes",
     "tests/test_wheel.py": "the wheel, built and installed",
     "tests/theory": "theorems, by simulation",

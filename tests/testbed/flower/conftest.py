@@ -1,5 +1,6 @@
 """An interpreter with Flower: that of `FAIRBED_FLOWER_PYTHON`, or a new environment."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -13,23 +14,44 @@ INSTALL_S = 300
 
 @pytest.fixture(scope="session")
 def flower_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return an interpreter with flwr and numpy."""
+    """Return an interpreter with flwr and numpy, one for all processes of this run of tests."""
     named = os.environ.get("FAIRBED_FLOWER_PYTHON")
     if named:
         return named
-    folder = tmp_path_factory.mktemp("flower") / "venv"
-    python = str(folder / "bin" / "python")
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = base / "flower", base / "flower-ready"
+    python = folder / "bin" / "python"
+    with open(base / "flower-lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # at most INSTALL_S, twice
+        if not done.exists():
+            done.write_text(_problem_with(folder, python))
+    if problem := done.read_text():
+        pytest.skip(f"{problem}; set FAIRBED_FLOWER_PYTHON")
+    return str(python)
+
+
+def _problem_with(folder: Path, python: Path) -> str:
+    """Make an environment; return why that is not possible, empty if it is."""
     for argv in (
         [sys.executable, "-m", "venv", str(folder)],
-        [python, "-m", "pip", "install", "--quiet", f"flwr=={VERSION}", "numpy"],
+        [str(python), "-m", "pip", "install", "--quiet", f"flwr=={VERSION}", "numpy"],
     ):
         try:
             ended = subprocess.run(argv, capture_output=True, timeout=INSTALL_S, check=False)
         except subprocess.TimeoutExpired:
-            pytest.skip("flwr cannot be installed here in time; set FAIRBED_FLOWER_PYTHON")
+            return "flwr cannot be installed here in time"
         if ended.returncode:
-            pytest.skip("flwr cannot be installed here; set FAIRBED_FLOWER_PYTHON")
-    return python
+            return "flwr cannot be installed here"
+    return ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the first test wait until flwr is installed."""
+    for item in items:
+        if "flower_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(2 * INSTALL_S + 120))
 
 
 @pytest.fixture(scope="session")
