@@ -70,7 +70,6 @@ ALLOWED: dict[str, set[str]] = {
     # Without Fairbed, in the interpreter of a client or of an app.
     "device_agent/clients/child/own.py": {"own judgement"},
     "device_agent/clients/child/serve.py": STREAM,
-    "testbed/flower/child/server_process.py": STREAM,
     "testbed/notify/settings.py": {"own judgement"},  # refuses an address
     "testbed/metrics/prometheus.py": {"Prometheus"},
     "testbed/metrics/tensorboard.py": {"TensorBoard"},
