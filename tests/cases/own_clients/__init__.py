@@ -1,1 +1,0 @@
-"""Clients of whole runs."""
