@@ -156,7 +156,8 @@ def next_commands(result: RunResult) -> list[tuple[str, str, str]]:
     found = [("s", "show all numbers", f"fairbed show {folder}")]
     if info.resume_command:
         found.append(("n", "continue", info.resume_command))
-    if info.status == "done" and info.row.clock == "real":
+    own_code = info.plan.training.client is not None or info.plan.aggregation.by == "app"
+    if info.status == "done" and info.row.clock == "real" and not own_code:  # a replay has it not
         if result.is_emulated:
             file = quote(str(info.folder / CONFIG))
             source = quote(f"replay.costs_from={info.folder}")

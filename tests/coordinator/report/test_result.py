@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 
 from fairbed.coordinator.report.result import next_commands, result_lines, result_of
@@ -63,6 +64,10 @@ def test_what_comes_next_depends_on_the_end(tmp_path: Path) -> None:
     assert "continue" not in commands
     physical = {word for _, word, _ in next_commands(replace(done, is_emulated=False))}
     assert "record, to replay" in physical
+    plan = done.info.plan
+    app = msgspec.structs.replace(plan.aggregation, by="app")
+    own = replace(done.info, plan=msgspec.structs.replace(plan, aggregation=app))
+    assert "replay" not in {word for _, word, _ in next_commands(replace(done, info=own))}
     row = replace(done.info.row, clock="virtual")
     replay = replace(done, info=replace(done.info, row=row))
     assert [word for _, word, _ in next_commands(replay)] == ["show all numbers"]
