@@ -320,7 +320,7 @@ async def test_a_client_without_permission_is_refused_with_what_to_do(setup: Age
         await coordinator.welcome(client_task(), None)
         trouble = await coordinator.expect(Trouble)
         assert trouble.reason == (
-            "client behaving: must be allowed by the owner of this device, who allows none; copy "
+            "client behaving: must be allowed by the owner of this device, which allows none; copy "
             "its folder here and start the agent with --allow-client behaving=FOLDER"
         )
 
