@@ -269,6 +269,8 @@ class ClientProcess:
         network: File of the network namespace that it enters; None is that of the server.
         threads: Threads of a step; 0 leaves the choice to the libraries.
         most: Most bytes of a payload from it.
+        work: Folder in which it works, for files that it writes: in the folder of its code they
+            would change the hash. None is the folder of its code.
 
     Raises:
         ClientFailed: The server cannot be reached.
@@ -282,6 +284,7 @@ class ClientProcess:
         network: str | None = None,
         threads: int = 1,
         most: int = 1 << 31,
+        work: Path | None = None,
     ) -> None:
         self.lines = Lines()
         self._most = most
@@ -296,7 +299,13 @@ class ClientProcess:
             self._link.settimeout(KILL_S)
             self._link.connect(address)
             socket.send_fds(self._link, [b"f"], [output, end])
-            about = {"do": "fork", "groups": list(groups), "network": network, "threads": threads}
+            about = {
+                "do": "fork",
+                "groups": list(groups),
+                "network": network,
+                "threads": threads,
+                "work": None if work is None else str(work),
+            }
             self._link.sendall(encode_frame(about, {})[0])
             self._link.setblocking(False)
         except OSError as exc:

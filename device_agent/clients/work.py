@@ -71,6 +71,9 @@ R = TypeVar("R")
 STATE = "client state"
 """What `ClientSource.state_bytes` bounds; it names the file."""
 
+FILES = "client-files"
+"""Folder beside the state in which the client works."""
+
 ACCURACY = "accuracy"
 """Metric of an evaluation that is the share of correct examples."""
 
@@ -151,6 +154,7 @@ class ClientWork:
     ) -> None:
         self._host, self._cache, self._threads = host, cache, threads
         self._store = ByteStore(state, STATE)
+        self._files = state.absolute() / FILES
         self._min_noise_multiplier, self._allowed = min_noise_multiplier, allowed
         self._about_device, self._coder = about, Coder()
         self._task: _Task | None = None
@@ -357,12 +361,14 @@ class ClientWork:
                 server = self._server = ClientServer(task.code)
             address = server.address
         state = self._store.load_bytes(task.sha256, task.about.run)
+        self._files.mkdir(parents=True, exist_ok=True)
         process = ClientProcess(
             address,
             groups=place.groups,
             network=place.network,
             threads=self._threads,
             most=2 * MAX_VECTOR_BYTES + task.source.state_bytes,
+            work=self._files,
         )
         try:
             process.await_fork(should_stop, server)

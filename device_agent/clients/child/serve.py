@@ -464,6 +464,9 @@ class Server:
             raise ClientError(
                 f"client: must enter the groups of its device, got {one_line(exc)}"
             ) from exc
+        work = request.get("work")
+        if work:
+            os.chdir(work)
         _limit_threads(int(request.get("threads", self._loading.threads)))
         forked = {
             "is": "forked",

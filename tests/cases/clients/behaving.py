@@ -61,6 +61,9 @@ class Silent:
 
 def misbehave(how, arrays, context):
     sleep = ["sleep", f"987.{context.options.get('mark', 0)}"]
+    if how == "write":
+        with open("left.txt", "a") as file:
+            file.write("left\n")
     if how == "raise":
         print("epoch 1 of 3")
         raise ValueError("no\nlabels")

@@ -1,6 +1,7 @@
 """An agent whose task has a client, and its coordinator: rounds, tests, state, permission."""
 
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fairbed.device_agent.config import AllowedClient
+from fairbed.wire.client_folder import files_of
 from fairbed.wire.codecs import codec_named, packed_bytes, unpack
 from fairbed.wire.messages import (
     Coding,
@@ -22,6 +25,7 @@ from fairbed.wire.messages import (
 from fairbed.wire.shard import encode_shard
 from tests.device_agent.clients.client import (
     ALLOWED,
+    CODE,
     LAYOUT,
     NAME,
     RAW,
@@ -261,6 +265,22 @@ async def test_state_outlasts_the_agent_and_a_damaged_file_begins_again(
         if attempt == 2:
             file.write_bytes(file.read_bytes()[:-1] + b"\0")
     assert "client state: its checksum must match" in caplog.text
+
+
+async def test_a_file_that_a_client_writes_is_not_in_the_folder_of_its_code(
+    allowed: AgentSetup, tmp_path: Path
+) -> None:
+    """There it would change the hash, and the next start would be refused."""
+    code = tmp_path / "code"
+    shutil.copytree(CODE, code, ignore=shutil.ignore_patterns("__pycache__"))
+    allowed.clients = {NAME: AllowedClient(folder=str(code))}
+    before = files_of(code)
+    for round_id in (1, 2):
+        async with allowed.running() as (_, coordinator):
+            await join(coordinator)
+            await trained(coordinator, round_id, config=config("write"))
+    assert files_of(code) == before
+    assert (allowed.folder / "state" / "client-files" / "left.txt").read_text() == "left\nleft\n"
 
 
 async def test_another_run_has_another_state(allowed: AgentSetup) -> None:
