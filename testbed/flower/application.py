@@ -45,6 +45,9 @@ OF_THE_APP: Final = ("data", "model", "training", "rounds", "evaluation")
 
 LOG: Final = Path("logs") / "app.log"
 
+LOAD_S: Final = 120.0
+"""Least limit of the time to load the app: imports of a slow machine are no idleness."""
+
 WRITTEN: Final = "app"
 """Folder of a run for the files of its app: in the app's own they would change its hash."""
 
@@ -181,7 +184,9 @@ class FlowerApplication:
                 },
                 {"arrays": b"" if checkpoint is None else self._resumed(folder, checkpoint)},
             )
-            await app.wait(lambda: app.pending.version or None, settings.timeout_s, "load")
+            await app.wait(
+                lambda: app.pending.version or None, max(settings.timeout_s, LOAD_S), "load"
+            )
             # What it does first: begin a strategy, or ask for the nodes.
             await app.wait(app.pending.first, settings.timeout_s, "use its grid")
             if settings.merge == "ours":
