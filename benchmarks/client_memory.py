@@ -1,17 +1,19 @@
-"""Memory of ten torch clients with their agents, and what a client costs a round.
+"""Memory of ten torch clients of a small CNN with their agents.
 
-    fairbed bench client-memory [--devices 10] [--backend process] [--json]
+    fairbed bench client-memory [--devices 10] [--backend process] [--flower PYTHON] [--json]
 
 A run of examples/own-client-torch.toml with that many devices, all of which train in each round, so
-that every client stays in memory. The number is the largest sum of the proportional set sizes of
-the server, the clients, and the agents: pages that forks have in common count once. Beside it, the
-part of the clients and their server.
+that every client stays in memory; with `--flower`, of the app examples/flower-torch, in an
+interpreter that has flwr and torch. The number is the largest sum of the proportional set sizes of
+all processes that the run starts: broker, links, agents, clients, their server, the ServerApp.
+Pages that forks have in common count once. Beside it, the part of the clients and their server.
 """
 
 import argparse
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -19,7 +21,10 @@ import psutil
 import fairbed
 from fairbed.device_agent.clients.process import SERVE
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "own-client-torch.toml"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLE, TEN_PIS, APP = (
+    EXAMPLES / name for name in ("own-client-torch.toml", "flower-ten-pis.toml", "flower-torch")
+)
 
 INTERVAL_S = 0.5
 """Time between two readings; clients stay, so no peak is short."""
@@ -32,6 +37,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fairbed bench client-memory", description=__doc__)
     parser.add_argument("--devices", type=int, default=10)
     parser.add_argument("--backend", default="process")
+    parser.add_argument(
+        "--flower", metavar="PYTHON", help="a Flower app instead, with flwr and torch there"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     over, peaks = threading.Event(), {"all_mib": 0.0, "clients_mib": 0.0, "processes": 0.0}
@@ -39,17 +47,22 @@ def main(arguments: list[str]) -> int:
     watch.start()
     try:
         with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
-            fairbed.run(
-                str(EXAMPLE),
-                out=Path(folder, "run"),
-                set={
-                    "rounds": ROUNDS,
-                    "selection.per_round": options.devices,
-                    "round.deadline_s": 300.0,
-                    "emulation.backend": options.backend,
-                    "fleet": [{"name": "pi", "count": options.devices}],
-                },
-            )
+            settings: dict[str, Any] = {
+                "round.deadline_s": 300.0,
+                "emulation.backend": options.backend,
+                "fleet": [{"name": "pi", "count": options.devices}],
+            }
+            if options.flower is None:
+                settings |= {"rounds": ROUNDS, "selection.per_round": options.devices}
+            else:
+                settings |= {
+                    "selection.policy": "app",
+                    "flower.app": str(APP),
+                    "flower.python": options.flower,
+                    "flower.config": {"num-server-rounds": ROUNDS},
+                }
+            example = EXAMPLE if options.flower is None else TEN_PIS
+            fairbed.run(str(example), out=Path(folder, "run"), set=settings)
     finally:
         over.set()
         watch.join()

@@ -29,15 +29,22 @@ class Client:
     def fit(self, arrays: list[Any], config: dict[str, Any]) -> Any:
         """Take the steps of one round."""
         h = self.context.hyperparameters
-        order = np.random.default_rng(self.context.seed).permutation(len(self._y))
-        rate, size = np.float32(h["learning_rate"]), h["batch_size"]
-        starts = range(0, len(order), size)
-        for start in starts[: h["max_steps"] or len(starts)]:
-            rows = order[start : start + size]
-            found = gradients(arrays, self._x[rows], self._y[rows])
-            for tensor, gradient in zip(arrays, found, strict=True):
-                tensor -= rate * gradient
-        return arrays, len(self._y), {}
+        seed, rate = self.context.seed, h["learning_rate"]
+        size, steps = h["batch_size"], h["max_steps"]
+        return trained(arrays, self._x, self._y, seed, rate, size, steps), len(self._y), {}
+
+
+def trained(
+    tensors: list[Any], x: Any, y: Any, seed: Any, rate: float, size: int, steps: int | None
+) -> list[Any]:
+    """Change a model by the mini-batches of one epoch, at most `steps` if given; return it."""
+    order = np.random.default_rng(seed).permutation(len(y))
+    starts = range(0, len(order), size)
+    for start in starts[: steps or len(starts)]:
+        rows = order[start : start + size]
+        for tensor, gradient in zip(tensors, gradients(tensors, x[rows], y[rows]), strict=True):
+            tensor -= np.float32(rate) * gradient
+    return tensors
 
 
 def gradients(tensors: list[Any], x: Any, y: Any) -> list[Any]:

@@ -259,12 +259,12 @@ def test_a_merge_of_the_user_that_raises_ends_the_run_in_one_line(
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (settings(training__client="nowhere:Client"), "nowhere must be a module in"),
-    (settings(training__client="softmax:Nobody"), "softmax must have the class Nobody; it has"),
+    (settings(training__client="softmax:Absent"), "softmax must have the class Absent; it has"),
     (settings(training__client="softmax"), "training.client must be package.module:Class"),
     (settings(training__client_folder="nothing-here"), "training.client_folder: must be the fol"),
     (settings(training__client_python="/no/python"), "training.client_python: its interpreter"),
     (settings(aggregation__raw="median"), "aggregation.raw must be mean, largest, first, sum"),
-    (settings(aggregation__raw="softmax:nobody"), "raw merge softmax:nobody"),
+    (settings(aggregation__raw="softmax:absent"), "raw merge softmax:absent"),
     (settings(), "aggregation.raw must be 'largest' or 'first', or a function"),
     (settings(training__loss_metric="", aggregation__rule="afl"), "training.loss_metric must na"),
     (settings(training__loss_metric="", selection__policy="oort"), "training.loss_metric must"),
