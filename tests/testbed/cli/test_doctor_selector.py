@@ -94,7 +94,10 @@ def test_built_in_policies_can_be_checked(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--selector", "nowhere"], "selector nowhere: must be one of 'fastest-known', 'fedcs'"),
+        (
+            ["--selector", "nowhere"],
+            "selector nowhere: must be one of 'app', 'fastest-known', 'fedcs'",
+        ),
         (["--selector", "no.mod:Policy"], "must be importable as package.module:Name"),
         (["--selector", EXAMPLE, "--option", "patience=0"], "patience must be >= 1, got 0"),
         (["--selector", EXAMPLE, "--option", "patience"], "--option patience: must be KEY=VALUE"),
@@ -137,7 +140,10 @@ def test_a_broken_plug_in_ends_a_replay_that_resumes_after_a_fix(
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ("selection.policy=nowhere", "selection.policy: must be one of 'fastest-known', 'fedcs'"),
+        (
+            "selection.policy=nowhere",
+            "selection.policy: must be one of 'app', 'fastest-known', 'fedcs'",
+        ),
         ("selection.policy=no.mod:Policy", "selector no.mod:Policy: must be importable"),
         ("selection.options.patience=1", "selection.options: only a plug-in has options"),
         ("selection.audit=1.5", "selection.audit: must be a number <= 1, got 1.5"),
