@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 TransportFactory: TypeAlias = Callable[[Will], Transport]
 
-SKILLS = ("loss", "personal", "privacy", "test")
+SKILLS = ("base", "loss", "personal", "privacy", "test")
 """Requests served beside the training of a global model."""
 
 SCALE_SKILL = "scale"
@@ -286,7 +286,9 @@ class Agent:
         )
         self._link = LinkEstimate()
         self._pulls = Pulls(self._publisher, self._topics, clock, self._link)
-        cache = BlobCache(config.cache_path, config.cache_bytes)
+        cache = BlobCache(
+            config.cache_path, config.cache_bytes, config.base_folder_path, config.base_path
+        )
         self._worker = TrainingThread(
             self._host,
             cache,

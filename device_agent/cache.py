@@ -15,11 +15,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairbed.wire.chunks import HEADER_BYTES, decode_chunk
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import MAX_CHUNK_BYTES, Manifest
 from fairbed.wire.transfer import Download
+
+if TYPE_CHECKING:
+    from fairbed.wire.base_files import BaseFiles
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +36,24 @@ class BlobCache:
 
     folder: Path
     max_bytes: int
+    base_folder: Path | None = None
+    """Folder of frozen parts of models, which several agents may share; None: one in `folder`."""
+    base_file: Path | None = None
+    """A frozen part of a model that the owner has put on the device."""
+
+    @property
+    def bases(self) -> "BaseFiles":
+        """The frozen parts of models on this device."""
+        from fairbed.wire.base_files import BaseFiles
+
+        folder = self.base_folder or self.folder / "bases"
+        return BaseFiles(folder, self.max_bytes, self.base_file)
+
+    def has(self, manifest: Manifest) -> bool:
+        """Return whether a blob is here; a corrupt file is removed."""
+        if manifest.kind == "base" and manifest.sha256 is not None:
+            return self.bases.path(manifest.sha256) is not None
+        return self.get(manifest) is not None
 
     def get(self, manifest: Manifest) -> bytes | None:
         """Return the blob, or None if it is missing; a corrupt file is removed."""
@@ -53,6 +75,9 @@ class BlobCache:
         Raises:
             OSError: The disk is full or the folder cannot be written.
         """
+        if manifest.kind == "base" and manifest.sha256 is not None:
+            self.bases.put(manifest.sha256, [data])
+            return
         self._write(self._path(manifest), data)
 
     def get_made(self, name: str) -> bytes | None:
@@ -113,6 +138,8 @@ class BlobCache:
             try:
                 stat = path.stat()
             except OSError:  # another agent has removed it
+                continue
+            if path.is_dir():
                 continue
             files.append((stat.st_mtime_ns, stat.st_size, path))
         total = sum(size for _, size, _ in files)

@@ -21,6 +21,7 @@ _KEYS = {
     "data": "data",
     "tenant": "tenant",
     "cache": "cache_folder",
+    "base": "base",
     "state": "state_folder",
     "local_training": "local_training",
     "allow_models": "allow_models",
@@ -223,6 +224,9 @@ def _run_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with these keys")
     parser.add_argument("--tenant", help="which coordinator to serve (default: main)")
     parser.add_argument("--cache", metavar="DIR", help="where tasks and shards are kept")
+    parser.add_argument(
+        "--base", metavar="FILE", help="frozen part of a model, put here by hand: not downloaded"
+    )
     parser.add_argument("--state", metavar="DIR", help="where the personal model is kept")
     parser.add_argument(
         "--local-training",

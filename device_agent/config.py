@@ -120,6 +120,12 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     coordinator."""
     cache_folder: str | None = None
     """Folder for tasks and shards; None is the platform's cache folder."""
+    base_folder: str | None = None
+    """Folder for frozen parts of models, which agents on one machine may share; None is a folder
+    in the cache."""
+    base: str | None = None
+    """A file with the frozen part of a model, put here by hand, so that it is not downloaded; one
+    with another hash is ignored."""
     state_folder: str | None = None
     """Folder for what must outlast a restart, such as the personal model; None is the platform's
     folder for state."""
@@ -168,6 +174,16 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.cache_folder is not None:
             return Path(self.cache_folder).expanduser()
         return default_cache_folder() / self.tenant / self.name
+
+    @property
+    def base_folder_path(self) -> Path | None:
+        """Folder of frozen parts of models; None: one in the cache."""
+        return None if self.base_folder is None else Path(self.base_folder).expanduser()
+
+    @property
+    def base_path(self) -> Path | None:
+        """File with the frozen part of a model; None: there is none."""
+        return None if self.base is None else Path(self.base).expanduser()
 
     @property
     def state_path(self) -> Path:

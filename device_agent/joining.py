@@ -27,7 +27,7 @@ from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import DataScale, HeldOut, Hello, Manifest, Trouble, Welcome
+from fairbed.wire.messages import BaseArrived, DataScale, HeldOut, Hello, Manifest, Trouble, Welcome
 from fairbed.wire.transfer import Download
 from fairbed.wire.transport.client import backoff_s
 
@@ -127,6 +127,8 @@ class Preparation:
         self._prober = prober
         self._own_data = own_data
         self._prepared_for: _Required | None = None
+        self._base_s: dict[bytes, float] = {}
+        """How long each base was downloaded, by its hash."""
 
     def trouble(self, problem: NotPrepared, boot: int) -> Trouble:
         """Return the report of a failed preparation."""
@@ -151,6 +153,8 @@ class Preparation:
 
     async def _prepare(self, welcome: Welcome) -> None:
         await self._ensure(welcome.task, "task")
+        if welcome.base is not None:
+            await self._ensure_base(welcome.base)
         if self._own_data is None and welcome.shard is not None:
             await self._ensure(welcome.shard, "shard")
         worker, about = self._context.worker, self._about(welcome)
@@ -161,7 +165,7 @@ class Preparation:
 
     def _required(self, welcome: Welcome) -> "_Required":
         """Return what a preparation depends on."""
-        return welcome.task, welcome.shard, welcome.held_out, self._about(welcome)
+        return welcome.task, welcome.shard, welcome.held_out, self._about(welcome), welcome.base
 
     def _about(self, welcome: Welcome) -> ClientAbout | None:
         """Return what a client learns of its device; None for a task without one."""
@@ -187,11 +191,40 @@ class Preparation:
             )
         return None if welcome.shard is None else CachedShard(self._cache, welcome.shard)
 
+    def base_arrived(self, welcome: Welcome, boot: int) -> BaseArrived | None:
+        """Return the report of the frozen part of the model; None if there is none."""
+        base = welcome.base
+        if base is None or base.sha256 is None:
+            return None
+        took_s = self._base_s.get(base.sha256)
+        return BaseArrived(boot=boot, size_bytes=base.size_bytes, download_s=took_s)
+
+    async def _ensure_base(self, manifest: Manifest) -> None:
+        """Download the frozen part of the model unless it is here, and note how long that took.
+
+        Raises:
+            NotPrepared: It cannot be obtained, or the disk has no room for it.
+        """
+        if await anyio.to_thread.run_sync(self._cache.has, manifest):
+            return
+        folder = self._cache.bases.folder
+        free = _free_bytes(folder)
+        if free is not None and free < manifest.size_bytes:
+            raise NotPrepared(
+                f"base: the disk of {folder.absolute()} must have {manifest.size_bytes:,} bytes "
+                f"free for the frozen part of the model, got {free:,}; free some, or set "
+                "base_folder to a folder on another disk"
+            ) from OSError(errno.ENOSPC, "no room for the base", str(folder / "base"))
+        began_s = self._context.clock.now()
+        await self._ensure(manifest, "base")
+        assert manifest.sha256 is not None, "a base has a hash"
+        self._base_s[manifest.sha256] = self._context.clock.now() - began_s
+
     async def _ensure(self, manifest: Manifest, kind: str) -> None:
         """Download a blob into the cache unless it is there."""
         if manifest.kind != kind:
             raise NotPrepared(f"{kind}: the manifest must be of a {kind}, got {manifest.kind}")
-        if await anyio.to_thread.run_sync(self._cache.get, manifest) is not None:
+        if await anyio.to_thread.run_sync(self._cache.has, manifest):
             return
         for attempt in range(ATTEMPTS):
             try:
@@ -257,7 +290,9 @@ async def _keep_arrived(download: Download, arrived: ArrivedChunks) -> None:
                     kept[index] = 1
 
 
-_Required: TypeAlias = tuple[Manifest, Manifest | None, HeldOut | None, ClientAbout | None]
+_Required: TypeAlias = tuple[
+    Manifest, Manifest | None, HeldOut | None, ClientAbout | None, Manifest | None
+]
 
 
 class Joining:
@@ -384,6 +419,9 @@ class Joining:
             self.hello_later(problem)
         else:
             self._send_scale(welcome)
+            arrived = self._preparation.base_arrived(welcome, self._hello().boot)
+            if arrived is not None:
+                self._context.publisher.publish(arrived)
         self._step(Event.PREPARED if problem is None else Event.UNPREPARED)
         self._on_end()
 

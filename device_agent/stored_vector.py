@@ -246,6 +246,8 @@ class LocalValueStore:
         if stored is None:
             if not first:
                 _log.warning("local values: lost; they begin at those of the model before round 1")
+            if values.init_seed is None:
+                return received
             return with_values(received, local, initial_vector(spec, values.init_seed)[local])
         meter.read(stored.vector.nbytes)
         before, after = stored.vector.reshape(2, local.size)

@@ -165,7 +165,7 @@ class TrainingWork:
         self._local_values: LocalValueStore | None = None
         self._optimised = OptimisedGraphs(cache)
         self._open_engine = open_engine or partial(
-            open_by_kind, models=allowed_models, optimised=self._optimised
+            open_by_kind, models=allowed_models, optimised=self._optimised, cache=cache
         )
         self._threads = threads
         self._task: _PreparedTask | None = None

@@ -6,6 +6,7 @@
 | `cats.py`, `package/module.py` | a source file of a selector, rule, model, data function, ... |
 | `mine.toml`, `data:traces/x.csv` | a profile, link, population, cell, trace or log of the fleet |
 | `data NAME` | all examples and labels, before `max_examples`; not of generated data |
+| `weights FILE` | the values before round 1, `model.weights` |
 | `client NAME` | the folder with the training code of the user, its names and contents |
 | `costs of MODEL from RUN` | the costs of local training that a replay took from a run |
 | `cohorts from RUN` | the cohorts of another replay that this one has |
@@ -37,6 +38,7 @@ from fairbed.coordinator.policy.plugins import (
 )
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.coordinator.task.changes import OF_MODULE
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.installed import agent_version
 from fairbed.profiles.reads import noted
@@ -240,9 +242,20 @@ class InputReader:
 
             folder = Path(self._experiment.training.client_folder or "").absolute()
             hashes[f"client {client}"] = folder_sha256(folder).hex()
+        if (weights := self._experiment.model.weights) not in (None, OF_MODULE):
+            file = str(Path(str(weights)).expanduser())
+            hashes[f"weights {shown_path(file)}"] = _file_sha256(file)
         if resolved is not None:
             hashes |= _costs(resolved) | _cohorts(resolved)
         return Inputs(hashes, tuple(sorted(self._stale)))
+
+
+def _file_sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _costs(experiment: Experiment) -> dict[str, str]:

@@ -5,9 +5,10 @@ A model that cannot be exported has no graphs: its artifact names a torch module
 `train` computes the loss and its gradient, `evaluate` what an evaluation measures. Parameters are
 inputs of both graphs: a graph is a few kB, and the model is sent separately as one flat vector.
 
-    train:    inputs `p.<name>`.. `b.<name>`.. x y w `m.<i>`..
+    train:    inputs `p.<name>`.. `b.<name>`.. `f.<name>`.. x y w `m.<i>`..
               outputs loss, `g.<name>`.., `nb.<name>`..
-    evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs of `TaskSpec.evaluation_outputs`
+    evaluate: inputs `p.<name>`.. `b.<name>`.. `f.<name>`.. x y
+              outputs of `TaskSpec.evaluation_outputs`
 
 The loss of example i is a sum l_i over its c_i positions: one position, or those of `y_shape` that
 have a label. `train` computes sum_i w_i l_i. The weights w, shape (B,), are 1 / sum_j c_j each for
@@ -24,6 +25,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
+from fairbed.wire.adaptation import Adaptation
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.evaluation import OF_CLIENT, Predicted
 from fairbed.wire.messages import (
@@ -275,6 +277,18 @@ Source:
 """
 
 
+class Base(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The frozen parameters of a model: one blob that does not change, sent beside the task.
+
+    It holds the tensors of its layout as little-endian float32. The graphs have an input
+    `f.<name>` for each, after those of the vector.
+    """
+
+    layout: Layout
+    sha256: Sha256
+    """Of the blob (`wire.base_files`)."""
+
+
 class ModuleSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A torch module that a device imports; its code is not sent."""
 
@@ -348,6 +362,12 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     fixed: Annotated[dict[Text, TensorBytes], Meta(max_length=1 << 16)] = {}
     """The tensors of the module that are no part of the vector, by name: little-endian bytes of the
     type that they have in the module. A device overwrites those of its own copy."""
+    base: Base | None = None
+    """Frozen parameters beside the task; None: there are none, or they are so small that they are
+    constants of the graphs, or `fixed`."""
+    adaptation: Adaptation | None = None
+    """What of the module is trained; a device changes its own copy of the module in the same way.
+    Graphs have it already. None: all that the module leaves trainable."""
     remarks: Annotated[list[Text], Meta(max_length=MAX_REMARKS)] = []
     """What training does otherwise than the module states; a line each."""
     scale: Scale | None = None
@@ -378,6 +398,8 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
             wanted = of.layout, of.x_shape, of.y_shape, of.kind
             if wanted != (each.spec.layout, each.spec.x_shape, each.spec.y_shape, each.spec.kind):
                 raise ValueError(f"shorter must have the task for {length} tokens, got another one")
+        if self.base is not None and self.client is not None:
+            raise ValueError("base must be left out with a client")
         is_own = self.module is not None or self.client is not None
         if is_own and (self.train or self.evaluate):
             raise ValueError("train and evaluate must be empty with a module or a client")

@@ -151,7 +151,7 @@ blob, after the vector (`Manifest.raw_bytes`)."""
 Records: TypeAlias = Annotated[bytes, Meta(max_length=MAX_RECORDS_BYTES)]
 """Records of a client (`wire.records`); empty without any."""
 LogLevel: TypeAlias = Literal["info", "warning", "error"]
-BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
+BlobKind: TypeAlias = Literal["task", "base", "model", "shard", "update", "probe"]
 
 
 class Message(
@@ -334,8 +334,9 @@ class LocalValues(Message, frozen=True, kw_only=True, tag="local-values"):
 
     run: Text
     """Run of the values; a device begins anew in another run or task."""
-    init_seed: Count
-    """They begin at those of the model before round 1 (`artifact.initial_vector`)."""
+    init_seed: Count | None
+    """They begin at those of the model before round 1 that has this seed
+    (`artifact.initial_vector`); None: at those of the model that was sent, which a merge leaves."""
     merged: RoundId | None = None
     """Last round in which an update of this device was merged: the values after that round are
     valid. None: it begins."""
@@ -883,6 +884,15 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
 # --- coordinator to device ----------------------------------------------------------------------
 
 
+class BaseArrived(Message, frozen=True, kw_only=True, tag="base-arrived"):
+    """The frozen part of the model is on the device, which is prepared (`Welcome.base`)."""
+
+    boot: Count
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
+    download_s: Seconds | None = None
+    """How long this agent has downloaded it; None: it was on the device already."""
+
+
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """A device has joined: it downloads task and shard, then reports `is_ready`."""
 
@@ -905,6 +915,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """Number of the device, from 0, for a client that divides data itself; None for other tasks."""
     count: Count | None = None
     """Devices that are numbered; None for other tasks."""
+    base: Manifest | None = None
+    """Frozen part of the model; sent only to devices that name the skill `base`."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):
@@ -1154,6 +1166,7 @@ FromDevice: TypeAlias = (
     | Failed
     | LogLines
     | DataScale
+    | BaseArrived
     | Trouble
     | ChunkRequest
     | LinkProbe

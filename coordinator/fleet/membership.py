@@ -26,6 +26,7 @@ from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import DeviceRow, TelemetryRow
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.messages import (
+    BaseArrived,
     Capabilities,
     Context,
     DataScale,
@@ -250,6 +251,24 @@ class Fleet:
         if device is not None and device.boot == message.boot and device.can_send_scale:
             device.scale = message.scale if self._wants_scale else None
 
+    def on_base(self, name: str, message: BaseArrived) -> None:
+        """Record that the frozen part of the model is on a device, and how long it downloaded it.
+
+        A report of another size, or of an earlier process of the device, is ignored.
+        """
+        device, base = self.registry.get(name), self._welcome.base
+        if device is None or base is None or device.boot != message.boot:
+            return
+        if message.size_bytes != base.size_bytes:
+            return
+        device.base_bytes = message.size_bytes
+        if message.download_s is not None:
+            device.base_s = message.download_s
+        self._record_n_k(device)
+        took = "" if device.base_s is None else f", downloaded in {device.base_s:.1f} s"
+        text = f"the frozen part of the model is on the device: {base.size_bytes:,} bytes{took}"
+        self._event_log.event("base", text, device=name)
+
     async def _is_renamed(self, name: str) -> bool:
         """Note the former name of a device that the lab renamed; return whether it had one here."""
         earlier = await anyio.to_thread.run_sync(self._earlier_names, name)
@@ -373,12 +392,20 @@ class Fleet:
                 capabilities=msgspec.json.encode(device.capabilities).decode(),
                 has_own_data=device.has_own_data,
                 kind="emulated" if device.name in self.registry.emulated else "physical",
+                base_bytes=device.base_bytes,
+                base_s=device.base_s,
             )
         )
 
     def _training_problem(self, device: Device) -> str:
         """Return why a device cannot train the model, and what to do; empty if it can."""
         engine, module = self.registry.engine, self.registry.module
+        known = device.capabilities
+        if self._welcome.base is not None and known is not None and "base" not in known.skills:
+            return (
+                "its agent knows no model with a frozen part (model.trainable, model.lora); update "
+                "fairbed on the device"
+            )
         if device.runs_model(engine, module):
             return self.registry.memory_problem(device)
         assert device.capabilities is not None

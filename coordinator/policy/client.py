@@ -51,10 +51,14 @@ def client_problem(config: CoordinatorConfig) -> str:
         ("training.micro_batch_statistics", training.micro_batch_statistics, False),
         ("personalisation.method", config.personalisation.method, "none"),
         ("model.batch_norm", config.model.batch_norm, "merged"),
+        ("model.weights", config.model.weights, None),
+        ("model.trainable", config.model.trainable, ()),
+        ("model.lora", config.model.lora, None),
+        ("model.personal", config.model.personal, ()),
     ):
         if got != plain:
             shown = f'"{got}"' if isinstance(got, str) else str(got).lower()
-            wanted = "left out" if plain in (None, False) else f'"{plain}"'
+            wanted = "left out" if plain in (None, False, ()) else f'"{plain}"'
             return (
                 f"{key} must be {wanted} with training.client, got {shown}: the client trains by "
                 "itself; do it in the client, or remove the key"

@@ -11,6 +11,7 @@ from fairbed.coordinator.algorithms.aggregation.base import Step
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.wire.adaptation import Adaptation, Lora, Patterns
 from fairbed.wire.artifact import BatchNorm, ClassesAxis, TaskKind
 from fairbed.wire.messages import (
     MAX_OPTIONS,
@@ -68,14 +69,43 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """Running statistics of batch normalisation: merged, as the parameters are; silobn: each device
     keeps its own; fedbn: it keeps scale and shift, too; frozen: they never change, in training
     neither."""
+    weights: str | None = None
+    """Values before round 1: a `.safetensors` file with the tensors of the model by name, or
+    `module`, those that the factory gave; not set: random values of `seeds.init`."""
+    fresh: Patterns = ()
+    """Parameters that begin at random although there are weights, as a new head does: patterns of
+    names such as `head.*`."""
+    trainable: Patterns = ()
+    """Parameters that are trained; all others are frozen, and are sent once, as the base. Not set:
+    those that the module leaves trainable or, with `lora`, the adapters alone."""
+    lora: Lora | None = None
+    """Adapters of low rank: a frozen weight W counts as W + (alpha / rank) B A, and A and B are
+    trained."""
+    personal: Patterns = ()
+    """Parameters that each device keeps for itself, such as `head.*` (FedPer): they are trained,
+    and never leave it."""
     like: ModelClass | None = None
     """Class of the model, such as resnet-18: a training step takes what a profile has measured for
     it (`train_s`), if anything; not set: what follows from its arithmetic, memory and cost."""
 
+    def __post_init__(self) -> None:
+        if self.fresh and self.weights is None:
+            raise ValueError(
+                f"fresh must have weights beside it, got {list(self.fresh)} without: all "
+                "parameters begin at random; remove it, or set weights"
+            )
+
     @property
     def has_local_values(self) -> bool:
         """Each device keeps some values of the model for itself."""
-        return self.batch_norm in ("silobn", "fedbn")
+        return self.batch_norm in ("silobn", "fedbn") or bool(self.personal)
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        """What of the module is trained; None: all that it leaves trainable."""
+        if not self.trainable and self.lora is None:
+            return None
+        return Adaptation(trainable=self.trainable, lora=self.lora)
 
 
 LOCAL_RULES = ("sgd", "propfair")
@@ -941,7 +971,12 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
         """
         if not self.model.has_local_values:
             return None
-        return LocalValues(run=run, init_seed=self.seed_init, merged=merged)
+        return LocalValues(run=run, init_seed=self.first_seed, merged=merged)
+
+    @property
+    def first_seed(self) -> int | None:
+        """Seed by which a device draws the model before round 1; None: it has weights."""
+        return self.seed_init if self.model.weights is None else None
 
     @property
     def test_timeout_s(self) -> float:

@@ -654,6 +654,12 @@ def make_decisions(config: CoordinatorConfig, devices: int = 0) -> Decisions:
         )
     if config.model.has_local_values:
         _check_local_values(config, has_vectors=bool(has_vectors))
+    if config.model.weights is not None and config.personalisation.method == "local-only":
+        raise PluginError(
+            'personalisation.method: must be "ditto" with model.weights, got "local-only", whose '
+            "models begin at the model before round 1, which a device that joins later never has; "
+            "use ditto, with lambda = 0 for a local model"
+        )
     if config.privacy.is_on:
         _check_privacy(config, selector, aggregator, local_half)
     training = config.training
@@ -678,6 +684,8 @@ def _check_local_values(config: CoordinatorConfig, *, has_vectors: bool) -> None
         PluginError: It is not.
     """
     where = f'model.batch_norm: "{config.model.batch_norm}" must have'
+    if config.model.personal:
+        where = "model.personal must have"
     if config.round.merges_late_updates:
         raise PluginError(
             f"{where} rounds that drop late updates, got round.mode "
@@ -685,10 +693,11 @@ def _check_local_values(config: CoordinatorConfig, *, has_vectors: bool) -> None
             'exchange before its last update counts; use round.mode = "sync" and round.late = '
             '"drop"'
         )
-    if config.model.batch_norm == "fedbn" and has_vectors:
+    if (config.model.batch_norm == "fedbn" or config.model.personal) and has_vectors:
+        other = "another rule" if config.model.personal else '"silobn", or another rule'
         raise PluginError(
             f"{where} a local rule without vectors, got {config.training.rule}: its vectors belong "
-            'to all parameters, of which devices keep some; choose "silobn", or another rule'
+            f"to all parameters, of which devices keep some; choose {other}"
         )
     if config.evaluation.own_data == "server-test-set":
         raise PluginError(

@@ -151,8 +151,9 @@ class Assignments:
     def _personal(self, round_id: int, device: Device) -> Personal | None:
         """Return how the personal model of a device is trained in a round; None if it is not.
 
-        It begins at the model before round 1. If the device loses it later, it begins at the
-        current one, unless no personal model may depend on the global one.
+        It begins at the model before round 1, or, if that has weights, at the first one that the
+        device receives. If the device loses it later, it begins at the current one, unless no
+        personal model may depend on the global one.
         """
         config, settings = self._config, self._config.personalisation
         if not settings.is_on:
@@ -162,7 +163,7 @@ class Assignments:
             config.training,
             round_id,
             run=self._run,
-            init_seed=config.seed_init if is_new else None,
+            init_seed=config.first_seed if is_new else None,
         )
         fitted = self._registry.fitted(device, personal.hyperparameters)
         return structs.replace(personal, hyperparameters=fitted)

@@ -27,6 +27,7 @@ from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codec import decode_command, decode_from_agent
 from fairbed.wire.errors import DecodeError, Disconnected
 from fairbed.wire.messages import (
+    BaseArrived,
     ChunkRequest,
     Context,
     DataScale,
@@ -250,6 +251,8 @@ class Router:
                     self._executor.on_failed(device, message)
             case DataScale():
                 self._fleet.on_scale(device, message)
+            case BaseArrived():
+                self._fleet.on_base(device, message)
             case Trouble():
                 self._fleet.on_trouble(device, message)
             case LogLines():

@@ -99,6 +99,8 @@ class TrainingSetup:
     """Its raw part, which only a client reads; a checkpoint replaces it, too."""
     raw_merger: "RawMerger | None" = None
     """Merges raw parts; None: versions and updates have none."""
+    base: memoryview | None = None
+    """The frozen part of the model, `Artifact.base`; None: there is none."""
     decisions: Decisions
     attempt: int = 0
     """How often the first round was attempted before: 0 unless the run is resumed."""
@@ -131,6 +133,7 @@ class _RunParts:
     """The parts of a run that its tasks use."""
 
     task_manifest: Manifest
+    base_manifest: Manifest | None
     fleet: Fleet
     executor: RoundExecutor
     receivers: Sequence[Receiver]
@@ -306,7 +309,11 @@ class Coordinator:
         chunk_bytes = min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)
         task_manifest = self._public.named(manifest_of(self._task, "task", chunk_bytes))
         private = PrivateBlobs(self._transport, self._topics, side_traffic)
-        fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
+        base = self._setup.base
+        base_manifest = (
+            None if base is None else self._public.named(manifest_of(base, "base", chunk_bytes))
+        )
+        fleet = self._build_fleet(registry, private, side_traffic, task_manifest, base_manifest)
         _, returned = self._setup.decisions.vector_counts
         layout, predicted = artifact.spec.layout.with_vectors(returned), artifact.predicted
         merger = self._setup.raw_merger
@@ -344,6 +351,7 @@ class Coordinator:
         )
         return _RunParts(
             task_manifest=task_manifest,
+            base_manifest=base_manifest,
             fleet=fleet,
             executor=executor,
             receivers=services.receivers,
@@ -354,10 +362,19 @@ class Coordinator:
         )
 
     def _build_fleet(
-        self, registry: Registry, private: PrivateBlobs, side_traffic: SideTraffic, task: Manifest
+        self,
+        registry: Registry,
+        private: PrivateBlobs,
+        side_traffic: SideTraffic,
+        task: Manifest,
+        base: Manifest | None,
     ) -> Fleet:
         welcome = Welcome(
-            boot=self._binding.boot, task=task, shard=None, max_chunk_bytes=self._max_chunk_bytes
+            boot=self._binding.boot,
+            task=task,
+            shard=None,
+            max_chunk_bytes=self._max_chunk_bytes,
+            base=base,
         )
         return Fleet(
             registry,
@@ -537,6 +554,8 @@ class Coordinator:
             await parts.router.subscribe(self._transport)
             await self._on_link_up()
             await self._public.publish(parts.task_manifest, self._task)
+            if parts.base_manifest is not None and self._setup.base is not None:
+                await self._public.publish(parts.base_manifest, self._setup.base)
             self._store.set_status("running")
             await parts.commands.repeat(self._store.earlier_commands())
             await parts.loop.run(first_round)

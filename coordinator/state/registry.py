@@ -87,6 +87,10 @@ class Device:
     """The coordinator cannot test the model on its data: the device does."""
     scale: Scale | None = None
     """Of its own data; None for a shard, and before it has sent it."""
+    base_bytes: int | None = None
+    """Frozen part of the model on the device; None: there is none, or it has not arrived."""
+    base_s: float | None = None
+    """How long the device downloaded it, seconds; None also if it had it before."""
     n_registered: int = 0
     """Training examples in its hello: an upper bound of later reports."""
     positions_registered: int = 0

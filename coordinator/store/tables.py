@@ -322,6 +322,10 @@ class DeviceRow:
     """The device trains on data of its own, not on a shard."""
     kind: str
     """physical, emulated or replayed."""
+    base_bytes: int | None = None
+    """Size of the frozen part of the model, which the device has; NULL: the model has none."""
+    base_s: float | None = None
+    """Time in which the device downloaded it, once; NULL also if it had it before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from fairbed.coordinator.policy.config import ModelEngine
+from fairbed.coordinator.task.changes import NO_CHANGES, ModelChanges
 from fairbed.coordinator.task.errors import (
     TaskError,
     UnknownTask,
@@ -34,6 +35,7 @@ from fairbed.wire.artifact import (
     BatchNorm,
     ClassesAxis,
     TaskKind,
+    TaskSpec,
     decode_artifact,
 )
 from fairbed.wire.messages import MAX_TEXT
@@ -76,6 +78,8 @@ def load_task(
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
     lengths: Sequence[int] = (),
+    changes: ModelChanges = NO_CHANGES,
+    personal: Sequence[str] = (),
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -92,6 +96,8 @@ def load_task(
         classes_axis: As for `build_task`.
         batch_norm: As for `build_task`.
         lengths: As for `build_task`.
+        changes: As for `build_task`, likewise `personal`.
+        personal: Patterns of names of the values that each device keeps for itself.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -105,7 +111,9 @@ def load_task(
             '"auto"'
         )
     check_shipped(model, kind, x_classes, y_shape)
-    recipe = find_shipped(model, x_shape, classes, kind)
+    recipe = None
+    if changes.are_none and not personal:
+        recipe = find_shipped(model, x_shape, classes, kind)
     if recipe is not None:
         if batch_norm != "merged":
             raise UnknownTask(
@@ -129,6 +137,8 @@ def load_task(
             classes_axis=classes_axis,
             batch_norm=batch_norm,
             lengths=lengths,
+            changes=changes,
+            personal=personal,
             kept=ExportCache(user_cache(os.environ) / "exports"),
         )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
@@ -159,6 +169,8 @@ def build_task(
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
     lengths: Sequence[int] = (),
+    changes: ModelChanges = NO_CHANGES,
+    personal: Sequence[str] = (),
     report: "Callable[[ExportFigures], None] | None" = None,
     kept: "ExportCache | None" = None,
 ) -> Artifact:
@@ -185,6 +197,10 @@ def build_task(
         batch_norm: What becomes of batch normalisation.
         lengths: Lengths to which sequences of tokens are padded, ascending, the last that of
             x_shape; empty: that one alone. The factory is called for the longest.
+        changes: Weights of the module, and what of it is trained. Frozen parameters of 64 KiB or
+            more become the base of the task, whose file is in the cache of this user
+            (`wire.base_files.default_bases`).
+        personal: Patterns of names of the values that each device keeps for itself.
         report: Called with what an export took, once it is checked.
         kept: Earlier exports, of which an equal one is returned; None exports again.
 
@@ -196,15 +212,19 @@ def build_task(
     try:
         from fairbed.coordinator.task.lengths import padding_remarks, with_lengths
         from fairbed.coordinator.task.modules import (
+            base_layout,
             check_batch_norm,
             check_operations,
             check_twins,
             fixed_tensors,
+            frozen_values,
             make_trainable,
             module_task,
-            with_batch_norm,
+            seeded_draws,
+            with_local_values,
             x_range_for,
         )
+        from fairbed.wire.base_files import base_of, default_bases
 
         if engine != "torch":
             from fairbed.coordinator.task import lowering
@@ -222,12 +242,14 @@ def build_task(
         )
     module = make_module(model, x_shape, classes, kind)
     check_batch_norm(module, model, batch_norm)
+    name = task_name(model, x_shape, classes, kind)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
-        return export_task(
-            module, recipe.name, model, recipe.x_shape, classes, kind=kind, report=report
-        )
-    name = task_name(model, x_shape, classes, kind)
+        if changes.are_none and not personal:
+            return export_task(
+                module, recipe.name, model, recipe.x_shape, classes, kind=kind, report=report
+            )
+        name, x_shape = recipe.name, recipe.x_shape
 
     def broken(problem: str) -> Unsupported:
         return Unsupported(f"{name}: the model must be usable, got {problem}; correct the module")
@@ -238,12 +260,27 @@ def build_task(
         twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
         make_trainable(twin, name, x_shape, x_classes, seed=TWIN_SEED)
         check_twins(module, twin, name)
+        if not changes.are_none:
+            for each, seed in ((module, MODULE_SEED), (twin, TWIN_SEED)):
+                with seeded_draws(seed):
+                    changes.apply(each)
+            make_trainable(module, name, x_shape, x_classes)  # something must be trained
         if batch_norm == "frozen":
             freeze_statistics(module)
             freeze_statistics(twin)
-        fixed, more = fixed_tensors(module, twin, x_shape, x_range, x_classes)
+        fixed, more = fixed_tensors(
+            module,
+            twin,
+            x_shape,
+            x_range,
+            x_classes,
+            has_weights=changes.weights is not None,
+        )
+        base = base_layout(module, fixed)
         remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more]]
-        own = partial(with_batch_norm, model=module, batch_norm=batch_norm)
+        own = partial(
+            with_local_values, model=module, batch_norm=batch_norm, personal=tuple(personal)
+        )
         shorter = [*lengths[:-1]]
 
         def exported(
@@ -264,10 +301,11 @@ def build_task(
                 x_range=x_range,
                 fixed=fixed,
                 twin=twin,
+                base=base,
             )
             if kept is None or not is_path(model):
                 return export(report=report)
-            settings = (name, model, of, classes, kind, x_range, sorted(fixed))
+            settings = (name, model, of, classes, kind, x_range, sorted(fixed), base)
             of_data = (x_classes, targets, axis, batch_norm)
             return kept.exported(
                 model,
@@ -293,6 +331,7 @@ def build_task(
                 x_range=x_range,
                 fixed=fixed,
                 twin=twin,
+                base=base,
                 reason=reason,
             )
 
@@ -309,6 +348,11 @@ def build_task(
                     axis = "last" if of.classes_axis is UNSET else of.classes_axis
                 parts.append(own(make(of.x_shape, of.y_shape, axis)))
             longest = own(_with_remarks(task, [*remarks, *notes]))
+            longest = msgspec.structs.replace(longest, adaptation=changes.adaptation)
+            if base is not None:
+                made, blob = base_of(base, frozen_values(module, base))
+                default_bases(os.environ).put(made.sha256, blob)
+                longest = msgspec.structs.replace(longest, base=made)
             return with_lengths(longest, lengths, tuple(parts))
 
         reason = ""
@@ -382,6 +426,22 @@ def make_module(
         return make_model(default_recipe(model, x_shape, classes, kind))
     except ValueError as exc:
         raise UnknownTask(str(exc)) from exc
+
+
+def changed_module(spec: TaskSpec, changes: ModelChanges) -> "nn.Module":
+    """Return the module of a task as it was exported, with the values that it has before round 1.
+
+    Raises:
+        UnknownTask: There is no such model or factory, or no file of weights.
+        Unsupported: Weights or patterns do not fit.
+    """
+    from fairbed.coordinator.task.modules import make_trainable, seeded_draws
+
+    module = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
+    make_trainable(module, spec.name, spec.x_shape, spec.x_classes)
+    with seeded_draws(MODULE_SEED):
+        changes.apply(module)
+    return module
 
 
 def _call_factory(model: str, x_shape: tuple[int, ...], classes: int, seed: int) -> "nn.Module":

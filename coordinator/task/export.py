@@ -35,6 +35,8 @@ from fairbed.coordinator.task.lowering import (
 from fairbed.coordinator.task.modules import (
     SELFCHECK_BATCH,
     SELFCHECK_SEED,
+    check_adapters,
+    frozen_values,
     make_layout,
     unknown_check,
     unused_remark,
@@ -51,6 +53,7 @@ from fairbed.coordinator.task.selfcheck import (
     verify,
 )
 from fairbed.wire.artifact import Artifact, ClassesAxis, TaskKind, TaskSpec, XRange
+from fairbed.wire.tensors import Layout, Tensor
 
 
 def export_task(
@@ -68,6 +71,7 @@ def export_task(
     x_range: XRange | None = None,
     fixed: Collection[str] = (),
     twin: nn.Module | None = None,
+    base: Layout | None = None,
     report: Callable[[ExportFigures], None] | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
@@ -90,6 +94,7 @@ def export_task(
         x_range: From which the checks draw x; None for normal numbers.
         fixed: Names of the tensors that are constants of the graphs, besides frozen parameters.
         twin: As for `make_layout`.
+        base: Those of `fixed` that are inputs of the graphs, in place of constants; None: none.
         report: Called with what the export took, once it is checked.
 
     Raises:
@@ -122,22 +127,24 @@ def export_task(
         check_equal_steps(spec, reference, is_seeded=True)
         steps_s = time.perf_counter() - steps_began_s
         unused = reference.unused()
+        check_adapters(unused)
         params = (tensor.name for tensor in spec.layout.tensors if tensor.role == "param")
         program = recorder.training([name for name in params if name not in unused])
         reference.draws = draws = list(find_draws(program.graph).values())
         spec = msgspec.structs.replace(spec, random=tuple(draw.mask for draw in draws) or UNSET)
-        train = _training_graph(recorder, program, spec)
+        train = _training_graph(recorder, program, spec, base)
     except Exception:  # of the module, too; the loss alone has nodes with the name of their layer
-        _lowered(recorder, recorder.training_loss(), spec, ("x", "y", "w"))
+        _lowered(recorder, recorder.training_loss(), spec, base, ("x", "y", "w"))
         raise
-    evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec)
+    evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec, base)
     exported_s = time.perf_counter()
     artifact = Artifact(spec=spec, train=train, evaluate=evaluate, remarks=unused_remark(unused))
     with torch.random.fork_rng(devices=[]):
-        check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
+        of_base = {} if base is None else frozen_values(model, base)
+        check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH, of_base)
         spec = msgspec.structs.replace(spec, selfcheck=check)
         artifact = msgspec.structs.replace(artifact, spec=spec)
-        errors = verify(artifact, reference)
+        errors = verify(artifact, reference, of_base)
     if report is not None:
         checked_s = time.perf_counter()
         figures = ExportFigures(
@@ -149,7 +156,9 @@ def export_task(
     return artifact
 
 
-def _training_graph(recorder: Recorder, program: Recording, spec: TaskSpec) -> bytes:
+def _training_graph(
+    recorder: Recorder, program: Recording, spec: TaskSpec, base: Layout | None
+) -> bytes:
     """Write loss, gradients and buffer updates.
 
     A parameter without a gradient has one of 0, and a buffer without an update is copied.
@@ -162,7 +171,7 @@ def _training_graph(recorder: Recorder, program: Recording, spec: TaskSpec) -> b
             made[f"g.{recorder.name_of(name)}"] = node
         elif kind == OutputKind.BUFFER_MUTATION:
             made[f"nb.{recorder.name_of(name)}"] = node
-    lowering = _lowered(recorder, program, spec, ("x", "y", "w"))
+    lowering = _lowered(recorder, program, spec, base, ("x", "y", "w"))
     number = ELEMENT_TYPES[torch.float32]
     zero = lowering.graph.constant(np.zeros((), np.float32))
     outputs: list[Output] = [("loss", lowering.value(made["loss"]), number, ())]
@@ -175,10 +184,12 @@ def _training_graph(recorder: Recorder, program: Recording, spec: TaskSpec) -> b
         else:
             value = lowering.graph.op("Expand", zero, lowering.graph.ints(tensor.shape))
         outputs.append((name, value, number, tensor.shape))
-    return lowering.graph.serialise(_inputs(spec, ("x", "y", "w")), outputs)
+    return lowering.graph.serialise(_inputs(spec, base, ("x", "y", "w")), outputs)
 
 
-def _evaluation_graph(recorder: Recorder, program: Recording, spec: TaskSpec) -> bytes:
+def _evaluation_graph(
+    recorder: Recorder, program: Recording, spec: TaskSpec, base: Layout | None
+) -> bytes:
     """Write the outputs of `TaskSpec.evaluation_outputs`."""
     changes = {OutputKind.BUFFER_MUTATION: "a buffer", OutputKind.USER_INPUT_MUTATION: "an input"}
     for kind, target in program.outputs:
@@ -187,7 +198,7 @@ def _evaluation_graph(recorder: Recorder, program: Recording, spec: TaskSpec) ->
                 f"{recorder.name_of(target)}: an evaluation must change nothing, got "
                 f"{changes[kind]} that it changes; let forward() leave it as it is"
             )
-    lowering = _lowered(recorder, program, spec, ("x", "y"))
+    lowering = _lowered(recorder, program, spec, base, ("x", "y"))
     results = zip(spec.evaluation_outputs, _results(program), strict=True)
     shapes: dict[str, tuple[int | str, ...]] = {
         "scores": (BATCH, *spec.y_shape),
@@ -197,15 +208,19 @@ def _evaluation_graph(recorder: Recorder, program: Recording, spec: TaskSpec) ->
         (name, lowering.value(node), ELEMENT_TYPES[dtype_of(node)], shapes.get(name, ()))
         for name, node in results
     ]
-    return lowering.graph.serialise(_inputs(spec, ("x", "y")), outputs)
+    return lowering.graph.serialise(_inputs(spec, base, ("x", "y")), outputs)
 
 
 def _lowered(
-    recorder: Recorder, program: Recording, spec: TaskSpec, names: Sequence[str]
+    recorder: Recorder,
+    program: Recording,
+    spec: TaskSpec,
+    base: Layout | None,
+    names: Sequence[str],
 ) -> Lowering:
     """Lower a recorded program; its parameters and changing buffers are inputs of the graph.
 
-    So are its random masks, in training.
+    So are the tensors of the base and, in training, the random masks.
     """
     check_size(spec.name, program.graph)
     draws = find_draws(program.graph) if "w" in names else {}
@@ -213,6 +228,7 @@ def _lowered(
     rules = {**OPERATIONS, **mask_rules(masks, draws), _ITEM: _item}
     lowering = Lowering(GraphBuilder(), rules)
     state = {tensor.name: f"{tensor.role[0]}.{tensor.name}" for tensor in spec.layout.tensors}
+    state |= {tensor.name: f"f.{tensor.name}" for tensor in _tensors_of(base)}
     examples = iter(names)
     nodes = (node for node in program.graph.nodes if node.op == "placeholder")
     for (kind, target), node in zip(program.inputs, nodes, strict=True):
@@ -261,7 +277,11 @@ def _results(program: Recording) -> list[fx.Node]:
     return list(results)
 
 
-def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:
+def _tensors_of(base: Layout | None) -> tuple[Tensor, ...]:
+    return () if base is None else base.tensors
+
+
+def _inputs(spec: TaskSpec, base: Layout | None, names: Sequence[str]) -> list[Input]:
     number = ELEMENT_TYPES[torch.float32]
     x_type = number if spec.x_dtype == "float32" else ELEMENT_TYPES[torch.int64]
     examples: dict[str, tuple[int, Sequence[int | str]]] = {
@@ -278,4 +298,5 @@ def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:
         )
         for i, mask in enumerate(spec.masks if "w" in names else ())
     ]
-    return [*state, *((name, *examples[name]) for name in names), *masks]
+    frozen = [(f"f.{t.name}", number, t.shape) for t in _tensors_of(base)]
+    return [*state, *frozen, *((name, *examples[name]) for name in names), *masks]

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairbed.coordinator.task.errors import Unsupported, untrainable
 from fairbed.coordinator.task.selfcheck import TorchReference, check_equal_steps, record_selfcheck
+from fairbed.wire.adaptation import LORA_A, fitting, unused
 from fairbed.wire.artifact import (
     Artifact,
     BatchNorm,
@@ -382,15 +383,39 @@ def check_batch_norm(model: nn.Module, name: str, batch_norm: BatchNorm) -> None
         )
 
 
-def with_batch_norm(artifact: Artifact, model: nn.Module, batch_norm: BatchNorm) -> Artifact:
-    """Return a task in whose layout the values are marked that devices keep for themselves."""
+def with_local_values(
+    artifact: Artifact, model: nn.Module, batch_norm: BatchNorm, personal: Collection[str] = ()
+) -> Artifact:
+    """Return a task in whose layout the values are marked that devices keep for themselves.
+
+    Args:
+        artifact: The task.
+        model: Its module.
+        batch_norm: What becomes of batch normalisation.
+        personal: Patterns of names of further values, `model.personal`.
+
+    Raises:
+        Unsupported: Nothing is left to merge, or a pattern fits nothing.
+    """
     kept = set() if batch_norm == "frozen" else _normalisation(model, batch_norm)
     layout = artifact.spec.layout
+    names = [tensor.name for tensor in layout.tensors]
+    if missed := unused(names, personal):
+        raise Unsupported(
+            f"model.personal: {missed[0]} must fit the name of a trained parameter or a buffer, "
+            f"got {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}; correct the pattern"
+        )
+    kept |= fitting(names, personal)
     tensors = tuple(
         msgspec.structs.replace(tensor, is_local=True) if tensor.name in kept else tensor
         for tensor in layout.tensors
     )
     if all(tensor.is_local is True for tensor in tensors if tensor.role == "param"):
+        if personal:
+            raise Unsupported(
+                "model.personal: must leave parameters to merge, got patterns that fit all of "
+                f"{artifact.spec.name}; narrow them"
+            )
         raise Unsupported(
             f'model.batch_norm: "{batch_norm}" must leave parameters to merge, got a model with '
             f'parameters of batch normalisation alone, {artifact.spec.name}; set "merged"'
@@ -419,6 +444,8 @@ def fixed_tensors(
     x_shape: tuple[int, ...],
     x_range: XRange | None,
     x_classes: int = 0,
+    *,
+    has_weights: bool = False,
 ) -> tuple[dict[str, bytes], list[str]]:
     """Return the tensors of a module that are no part of the vector, by name, as bytes.
 
@@ -431,6 +458,7 @@ def fixed_tensors(
         x_shape: Shape of one example.
         x_range: As for `module_task`.
         x_classes: Vocabulary size of integer x; 0 for floats.
+        has_weights: Training starts from the values that the module has.
 
     Returns:
         The tensors, and lines about those that the run does not treat as the module does.
@@ -490,13 +518,39 @@ def fixed_tensors(
         and not _is_all(tensor, float(tensor.detach().flatten()[0]))
         and _bytes_of(tensor) == _bytes_of(drawn[name])
     ]
-    if kept:
+    if kept and not has_weights:
         remarks.append(
             f"{_and_more(kept[0], len(kept))}: training must start from random values, which "
             "seeds.init draws, got values that the module sets (of a trained model?), which are "
-            "not used; freeze the layer to keep them"
+            'not used; set model.weights = "module" to begin with them, or freeze the layer'
         )
     return fixed, remarks
+
+
+BASE_BYTES = 1 << 16
+"""Frozen parameters of this size are a base: a blob beside the task. Smaller ones are in it."""
+
+
+def base_layout(model: nn.Module, fixed: Collection[str]) -> Layout | None:
+    """Return the layout of the frozen parameters of a module that become its base; None if none.
+
+    Args:
+        model: The module.
+        fixed: Names of the tensors that are no part of the vector.
+    """
+    tensors, offset = list[Tensor](), 0
+    for name, value in model.named_parameters():
+        if name in fixed and value.dtype == torch.float32 and value.numel():
+            tensors.append(Tensor(name=name, shape=tuple(value.shape), offset=offset))
+            offset += value.numel()
+    layout = Layout(tensors=tuple(tensors))
+    return layout if layout.size_bytes >= BASE_BYTES else None
+
+
+def frozen_values(model: nn.Module, base: Layout) -> dict[str, NDArray[np.float32]]:
+    """Return the values of the tensors of a base, by name."""
+    params = dict(model.named_parameters())
+    return {tensor.name: params[tensor.name].detach().numpy() for tensor in base.tensors}
 
 
 def _only_counts(model: nn.Module, name: str) -> bool:
@@ -690,6 +744,7 @@ def module_task(
     x_range: XRange | None = None,
     fixed: Mapping[str, bytes] | None = None,
     twin: nn.Module | None = None,
+    base: Layout | None = None,
     reason: str = "",
 ) -> Artifact:
     """Return the task of a module that devices train with torch.
@@ -707,6 +762,7 @@ def module_task(
         x_range: From which the self-check draws x; None for normal numbers.
         fixed: The tensors that are no part of the vector, of `fixed_tensors`.
         twin: As for `make_layout`.
+        base: Those of `fixed` that are beside the task.
         reason: Why there are no graphs; empty if the experiment chose torch.
 
     Raises:
@@ -738,6 +794,9 @@ def module_task(
         source_sha256 = source_hash(path)
     except (PluginError, OSError) as exc:
         raise Unsupported(str(exc)) from exc
+    given = dict(fixed or {})
+    for tensor in () if base is None else base.tensors:
+        del given[tensor.name]
     source = ModuleSource(
         path=path,
         sha256=source_sha256,
@@ -748,15 +807,30 @@ def module_task(
         reference, check = _referenced(model, spec, is_random=is_random)
     except Unsupported:  # it has types of its own, such as x.to(torch.float32)
         reference, check = _referenced(model, spec, is_random=is_random, is_double=False)
+    check_adapters(reference.unused())
     spec = msgspec.structs.replace(spec, selfcheck=check)
     return Artifact(
         spec=spec,
         train=b"",
         evaluate=b"",
         module=source,
-        fixed=dict(fixed or {}),
+        fixed=given,
         remarks=unused_remark(reference.unused()),
     )
+
+
+def check_adapters(unused: Sequence[str]) -> None:
+    """Refuse adapters among the parameters on which the loss does not depend.
+
+    Raises:
+        Unsupported: There is one.
+    """
+    found = [name for name in unused if name.rpartition(".")[2] == LORA_A]
+    if found:
+        raise Unsupported(
+            f"{found[0]}: the loss must depend on each adapter, got one that it does not depend "
+            "on; leave its layer out of model.lora"
+        )
 
 
 def unused_remark(unused: Sequence[str]) -> list[str]:

@@ -7,9 +7,10 @@ so two independent programs check the same graphs.
 import copy
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -41,6 +42,9 @@ from fairbed.wire.tensors import Layout
 
 Doubles: TypeAlias = NDArray[np.float64]
 Masks: TypeAlias = Sequence[NDArray[np.bool_]]
+Frozen: TypeAlias = Mapping[str, NDArray[np.float32]]
+
+EMPTY: Frozen = MappingProxyType({})
 
 BATCHES = (8, 3)
 """Two batch sizes; the second is that of an incomplete last mini-batch."""
@@ -256,10 +260,16 @@ class TorchReference:
 
 
 class GraphRunner:
-    """Runs the graphs of an artifact with the parameters as a dictionary."""
+    """Runs the graphs of an artifact with the parameters as a dictionary.
 
-    def __init__(self, artifact: Artifact) -> None:
+    Args:
+        artifact: The artifact.
+        frozen: The tensors of its base by name.
+    """
+
+    def __init__(self, artifact: Artifact, frozen: Frozen) -> None:
         self.spec = artifact.spec
+        self._frozen = {f"f.{name}": values for name, values in frozen.items()}
         self._train = _session(artifact.train)
         self._evaluate = _session(artifact.evaluate)
 
@@ -302,7 +312,7 @@ class GraphRunner:
         return {
             f"{'p' if t.role == 'param' else 'b'}.{t.name}": views[t.name]
             for t in self.spec.layout.tensors
-        }
+        } | self._frozen
 
 
 def check_equal_steps(spec: TaskSpec, reference: TorchReference, *, is_seeded: bool) -> None:
@@ -357,13 +367,17 @@ def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch
     )
 
 
-def stable_check(artifact: Artifact, reference: TorchReference, seed: int, batch: int) -> SelfCheck:
+def stable_check(
+    artifact: Artifact, reference: TorchReference, seed: int, batch: int, frozen: Frozen
+) -> SelfCheck:
     """Return the expected results of the first batch that rounding does not move.
+
+    `frozen` has the tensors of the base by name.
 
     Raises:
         WrongArtifact: There is none among `CHOICES`.
     """
-    runner, least = GraphRunner(artifact), math.inf
+    runner, least = GraphRunner(artifact, frozen), math.inf
     for at in range(seed, seed + CHOICES):
         check = record_selfcheck(artifact.spec, reference, at, batch)
         spec = msgspec.structs.replace(artifact.spec, selfcheck=check)
@@ -378,8 +392,10 @@ def stable_check(artifact: Artifact, reference: TorchReference, seed: int, batch
     )
 
 
-def verify(artifact: Artifact, reference: TorchReference) -> Errors:
+def verify(artifact: Artifact, reference: TorchReference, frozen: Frozen = EMPTY) -> Errors:
     """Compare an artifact with the reference: steps, buffers, evaluation, batch sizes.
+
+    `frozen` has the tensors of the base by name.
 
     Returns:
         The errors, all within their limits.
@@ -387,7 +403,7 @@ def verify(artifact: Artifact, reference: TorchReference) -> Errors:
     Raises:
         WrongArtifact: An error is above its limit, or the artifact fails its own self-check.
     """
-    runner, spec = GraphRunner(artifact), artifact.spec
+    runner, spec = GraphRunner(artifact, frozen), artifact.spec
     exact = _check_in_doubles(runner, artifact, reference)
     quantities = ("loss", "gradient", "buffers", "evaluation", "scores")
     errors: dict[str, list[float]] = {quantity: [] for quantity in quantities}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +19,9 @@ EVALUATION_BATCH, EVALUATION_VALUES = 64, 1 << 20
 """Most examples of an evaluation run, and most values of x, or logits of all positions, in it. One
 example may have more. They bound the memory of activations."""
 
+
+EMPTY: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
+"""The base of a task without one."""
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
 

@@ -6,7 +6,7 @@ The first engine imports onnxruntime, not this module: an agent without a task n
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import (
+    EMPTY,
     Examples,
     checked_vector,
     evaluation_batch,
@@ -63,6 +64,7 @@ class OnnxEngine:
         optimised: Keeps the optimised graphs on the disk; None optimises them each time.
         gradient: Memory of the gradient, shape (n_params,), which several engines of one thread may
             have in common; None: of its own.
+        base: The frozen parameters beside the task, by name; they may be read-only.
 
     Raises:
         EngineError: onnxruntime is missing, or does not accept the training graph.
@@ -74,8 +76,10 @@ class OnnxEngine:
         threads: int = 1,
         optimised: OptimisedGraphs | None = None,
         gradient: NDArray[np.float32] | None = None,
+        base: Mapping[str, NDArray[np.float32]] = EMPTY,
     ) -> None:
         self.spec = artifact.spec
+        self._base = {f"f.{name}": values for name, values in base.items()}
         layout = artifact.spec.layout
         self._n_params = layout.n_params
         self._loss = np.zeros((), np.float32)
@@ -95,6 +99,8 @@ class OnnxEngine:
         self._options: Callable[[], Any] = load_runtime().RunOptions
         self._binding = self._train.io_binding()
         try:
+            for name, values in self._base.items():
+                self._bind(name, values)
             self._bind_outputs()
         except Exception as exc:  # the runtime's errors share no base class
             raise EngineError(
@@ -204,6 +210,7 @@ class OnnxEngine:
         vector = checked_vector(self.spec, vector)
         views = self.spec.layout.views(vector)
         feeds: dict[str, Any] = {_state(t): views[t.name] for t in self.spec.layout.tensors}
+        feeds |= self._base
         names = self.spec.evaluation_outputs
         evaluations = list[Evaluation]()
         for batch in parts(len(y), evaluation_batch(self.spec)):

@@ -5,7 +5,8 @@ earlier.
 """
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 
@@ -17,6 +18,7 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from fairbed.device_agent.engines.base import (
+    EMPTY,
     Examples,
     checked_vector,
     evaluation_batch,
@@ -49,17 +51,24 @@ class TorchEngine:
     Args:
         artifact: A task with a module.
         threads: Threads of torch's kernels; one number for the whole process.
+        base: The frozen parameters beside the task, by name.
 
     Raises:
         EngineError: The module cannot be imported or made, or is not that of the task.
     """
 
-    def __init__(self, artifact: Artifact, threads: int = 1) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        threads: int = 1,
+        base: Mapping[str, NDArray[np.float32]] = EMPTY,
+    ) -> None:
         source = artifact.module
         assert source is not None, "a task with graphs has an engine of its own"
         torch.set_num_threads(threads)
         self.spec, self._source, self._fixed = artifact.spec, source, artifact.fixed
-        self._module = make_module(artifact)
+        self._module = make_module(artifact, base)
+        self._base = base
         n_params, n_values = self.spec.layout.n_params, self.spec.layout.n_values
         self._params = torch.zeros(n_params, dtype=torch.float32)
         self._gradient = torch.zeros(n_params, dtype=torch.float32)
@@ -180,7 +189,9 @@ class TorchEngine:
         got = {
             name: tuple(tensor.shape)
             for name, tensor in named_tensors(self._module).items()
-            if name not in self._fixed and (tensor.requires_grad or tensor.is_floating_point())
+            if name not in self._fixed
+            and name not in self._base
+            and (tensor.requires_grad or tensor.is_floating_point())
         }
         if got != wanted:
             name = min(set(got.items()) ^ set(wanted.items()))[0]
@@ -250,10 +261,11 @@ class TorchEngine:
             yield
 
 
-def make_module(artifact: Artifact) -> nn.Module:
+def make_module(artifact: Artifact, base: Mapping[str, NDArray[np.float32]] = EMPTY) -> nn.Module:
     """Return the module of a task.
 
-    Its floats are float32, lazy layers are real, and fixed tensors are those of the task.
+    Its floats are float32, lazy layers are real, and fixed tensors are those of the task. It is
+    adapted as the task states; frozen parameters share the memory of `base`.
 
     Raises:
         EngineError: The module cannot be imported or made, or is not that of the task.
@@ -274,12 +286,36 @@ def make_module(artifact: Artifact) -> nn.Module:
                 x = torch.zeros((MODULE_BATCH, *spec.x_shape), dtype=dtype)
                 with users_code(PluginError), torch.no_grad():
                     module.eval()(x)
-    except (PluginError, OSError) as exc:
+            if artifact.adaptation is not None:
+                from fairbed.wire.adapters import adapt
+
+                adapt(module, artifact.adaptation)
+    except (PluginError, OSError, ValueError) as exc:
         raise EngineError(str(exc)) from exc
+    _load_base(module, artifact, base)
     _load_fixed(module, artifact)
     if artifact.batch_norm == "frozen":
         freeze_statistics(module)
     return module
+
+
+def _load_base(
+    module: nn.Module, artifact: Artifact, base: Mapping[str, NDArray[np.float32]]
+) -> None:
+    """Let frozen parameters of a module be those of the base, in its memory."""
+    params = dict(module.named_parameters())
+    for name, values in base.items():
+        parameter = params.get(name)
+        if parameter is None or tuple(parameter.shape) != values.shape:
+            got = "none" if parameter is None else str(tuple(parameter.shape))
+            raise EngineError(
+                f"model {artifact.spec.name}: must have the parameters of the coordinator's, got "
+                f"{got} for {name} of shape {values.shape}; install the same version of the module "
+                "on both"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the memory is read-only, and nothing writes to it
+            parameter.data = torch.from_numpy(values)
 
 
 def _load_fixed(module: nn.Module, artifact: Artifact) -> None:

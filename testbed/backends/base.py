@@ -54,6 +54,9 @@ class DeviceSpec:
     """In a cell with priorities: 0 is first."""
     congestion: Congestion = "cubic"
     """Congestion control of its uploads."""
+    shared_bytes: int = 0
+    """Memory that all devices of this machine map and have once, the frozen part of the model; its
+    limit is smaller by that, as if the memory were its own."""
     client_server: str | None = None
     """Socket of the server that forks clients for all devices of this machine; None without one."""
 

@@ -22,9 +22,9 @@ from fairbed.testbed.core_stability.finished_runs import Game
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.shards import first_model
 from fairbed.testbed.replay.cohort.base import CohortJob
 from fairbed.testbed.replay.cohort.choose import make_trainer
-from fairbed.wire.artifact import initial_vector
 from fairbed.wire.evaluation import positions_of
 from fairbed.wire.shard import make_shard
 
@@ -225,7 +225,7 @@ class GameModels:
         """
         started, game, n = time.perf_counter(), self._game, len(self._rows)
         training = game.experiment.training
-        start = initial_vector(self._spec, game.experiment.seed_for("init"))
+        start = first_model(game.experiment, game.artifact)
         seeds = np.random.default_rng([seed, 1]).integers(2**63, size=len(self._coalitions))
         jobs = [CohortJob(2 * n + at, int(job_seed)) for at, job_seed in enumerate(seeds.tolist())]
         hyperparameters = msgspec.structs.replace(

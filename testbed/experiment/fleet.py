@@ -38,6 +38,7 @@ from fairbed.testbed.experiment.cells import make_cells
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.malicious import draw_attacks
 from fairbed.testbed.experiment.noise import NoiseConfig, device_levels
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.models import package_of
 from fairbed.wire.plugins import is_path
 
@@ -147,6 +148,13 @@ class PlannedDevice:
     def without_models(self) -> "PlannedDevice":
         """Return the device for a task with graphs: it imports no module with models."""
         return replace(self, spec=replace(self.spec, models=()))
+
+    def with_base(self, artifact: Artifact) -> "PlannedDevice":
+        """Return the device with the frozen part of a model in its memory."""
+        if artifact.base is None:
+            return self
+        spec = replace(self.spec, shared_bytes=artifact.base.layout.size_bytes)
+        return replace(self, spec=spec)
 
     def at_task(self, experiment: Experiment, costs: TaskCosts) -> "PlannedDevice":
         """Return the device at the speed that it has at the task of an experiment."""

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints, distinct
 from fairbed.coordinator.ports import EarlierNames, no_earlier_names
 from fairbed.coordinator.task.catalogue import load_task
+from fairbed.coordinator.task.changes import ModelChanges
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import (
@@ -33,7 +35,7 @@ from fairbed.testbed.experiment.datasets.labels import class_text
 from fairbed.testbed.experiment.datasets.loading import Draw, generator, load
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
-from fairbed.wire.artifact import Artifact
+from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.labels import shortened
 from fairbed.wire.shard import Shard, make_shard, split, strata
 
@@ -68,7 +70,29 @@ def task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
         classes_axis=model.classes_axis,
         batch_norm=model.batch_norm,
         lengths=dataset.buckets,
+        changes=changes_of(experiment),
+        personal=model.personal,
     )
+
+
+def changes_of(experiment: Experiment) -> ModelChanges:
+    """Return what an experiment changes of the module of its model."""
+    model = experiment.model
+    return ModelChanges(model.weights, model.fresh, model.adaptation)
+
+
+def first_model(experiment: Experiment, artifact: Artifact) -> NDArray[np.float32]:
+    """Return the model before round 1, shape (n_values,).
+
+    Raises:
+        TaskError: The weights are not there, or do not fit.
+    """
+    seed, changes = experiment.seed_for("init"), changes_of(experiment)
+    if changes.weights is None:
+        return initial_vector(artifact.spec, seed)
+    from fairbed.coordinator.task.catalogue import changed_module
+
+    return changes.first_vector(artifact.spec, changed_module(artifact.spec, changes), seed)
 
 
 def load_examples(

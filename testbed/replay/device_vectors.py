@@ -42,11 +42,17 @@ class DeviceVectors:
         vector: Vector = self._blocks[block][place]
         return vector
 
-    def starts(self, rows: Sequence[int]) -> Vector:
-        """Return a copy of the vector of each device, shape (K, n_values)."""
+    def starts(self, rows: Sequence[int], first: Vector | None = None) -> Vector:
+        """Return a copy of the vector of each device, shape (K, n_values).
+
+        Args:
+            rows: The devices.
+            first: At which one without a vector begins, shape (n_values,); None: `initial`.
+        """
         starts = np.empty((len(rows), self._initial.size), dtype=np.float32)
+        first = self._initial if first is None else first
         for at, row in enumerate(rows):
-            starts[at] = self[row] if row in self._place_of else self._initial
+            starts[at] = self[row] if row in self._place_of else first
         return starts
 
     def keep(self, row: int, vector: Vector) -> None:

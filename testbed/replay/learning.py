@@ -27,7 +27,7 @@ from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.privacy import SeededNoise, privatised
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
-from fairbed.testbed.experiment.shards import task_of
+from fairbed.testbed.experiment.shards import first_model, task_of
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer, Unpaced
@@ -39,7 +39,7 @@ from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.memory import check_parts
-from fairbed.wire.artifact import Artifact, initial_vector
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.codecs import encode_with_feedback, pack, unpack
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.messages import Hyperparameters
@@ -493,7 +493,7 @@ class Learning:
         seeds = self._decisions.training_seeds(batch.round, rows)
         jobs = self._jobs(rows.tolist(), seeds)
         request = config.personalisation.request(
-            config.training, batch.round, run="replay", init_seed=config.seed_init
+            config.training, batch.round, run="replay", init_seed=config.first_seed
         )
         personal.train(w_t, jobs, request, batch.round)
 
@@ -635,7 +635,7 @@ def make_learning(
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads, helpers)
         undo.callback(trainer.close)
-        vector, local = initial_vector(artifact.spec, experiment.seed_for("init")), None
+        vector, local = first_model(experiment, artifact), None
         if artifact.spec.layout.local.size:
             local = LocalValues(artifact.spec.layout, vector)
         own = None if local is None else local.of

@@ -1,7 +1,8 @@
 """Personal models of a replay (Ditto): trained beside the cohort, kept by row, scored on the shard.
 
-Every device does what `device_agent.worker` does: v_k begins at the model before round 1, and takes
-the mini-batches of the global section.
+Every device does what `device_agent.worker` does: v_k begins at the model before round 1 or, if
+that has weights, at the first one that the device receives, and takes the mini-batches of the
+global section.
 """
 
 from collections.abc import Sequence
@@ -67,10 +68,10 @@ class PersonalCohort:
                 self._train_one(w_t, job, personal)
             return
         hyperparameters = personal.hyperparameters
-        size = max(1, STARTS_BYTES // w_t.nbytes)
+        size, first = max(1, STARTS_BYTES // w_t.nbytes), _first(personal, w_t)
         for begin in range(0, len(jobs), size):
             part = jobs[begin : begin + size]
-            starts = self.models.starts([job.device for job in part])
+            starts = self.models.starts([job.device for job in part], first)
             for result in self._trainer.train(w_t, part, hyperparameters, starts):
                 for at, trained, problem in zip(
                     result.at.tolist(), result.vectors, result.problems, strict=True
@@ -79,7 +80,7 @@ class PersonalCohort:
 
     def _train_one(self, w_t: Vector, job: CohortJob, personal: Personal) -> None:
         """Train the personal model of a device as the device does."""
-        start = self.models.starts([job.device])[0]
+        start = self.models.starts([job.device], _first(personal, w_t))[0]
         fitted = job.fitted(personal.hyperparameters)
         personal = structs.replace(personal, hyperparameters=fitted)
         x, y = self._shards.whole(job.device)
@@ -132,3 +133,8 @@ class PersonalCohort:
         except TrainingDiverged:
             return None
         return Score(len(y), quality, max(0.0, loss) * (quality.positions or len(y)))
+
+
+def _first(personal: Personal, w_t: Vector) -> Vector | None:
+    """Return the model at which a new personal model begins; None: that before round 1."""
+    return w_t if personal.init_seed is None else None

@@ -53,6 +53,7 @@ from fairbed.testbed.experiment.shards import (
     Places,
     StoredPlaces,
     StoredShards,
+    first_model,
     load_examples,
     task_of,
 )
@@ -88,7 +89,7 @@ from fairbed.testbed.run.stopping import StopControl, watch_stdin
 from fairbed.testbed.run.viewers import relay_on_demand
 from fairbed.testbed.run.watchers import Watcher, Watching
 from fairbed.testbed.run_folder import ENDPOINT_FILE, ENROLLED, clear, is_untouched
-from fairbed.wire.artifact import Artifact, initial_vector
+from fairbed.wire.artifact import Artifact
 from fairbed.wire.errors import innermost
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.scale import scale_of
@@ -226,6 +227,7 @@ async def _run(
         plan = replace(plan, experiment=experiment)
     if artifact.module is None:
         devices = [device.without_models() for device in devices]
+    devices = [device.with_base(artifact) for device in devices]
     costs = None if artifact.client else await _costs(plan, devices, artifact)
     fitting, unknown = None, list[PreflightFinding]()
     if data is not None and artifact.client is None:
@@ -632,6 +634,7 @@ def _coordinator(
         vector=loaded.vector,
         raw=loaded.raw,
         raw_merger=loaded.raw_merger,
+        base=_base_blob(loaded.artifact),
         client_evaluates=loaded.client_evaluates,
         loop=loaded.loop,
         decisions=make_decisions(config),
@@ -760,7 +763,7 @@ async def _load(
         return _Loaded(places, data, artifact, task.vector, task.raw, merger, task.has_evaluate)
     assert data is not None, "only a client can do without"
     artifact = await anyio.to_thread.run_sync(_native_task, plan.experiment, data)
-    vector = initial_vector(artifact.spec, plan.experiment.seed_for("init"))
+    vector = await anyio.to_thread.run_sync(first_model, plan.experiment, artifact)
     return _Loaded(places, data, artifact, vector)
 
 
@@ -790,6 +793,15 @@ def _load_data(
         poison_seed=experiment.seed_for("malicious"),
         sends_held_out=keeps_values or experiment.training.client is not None,
     )
+
+
+def _base_blob(artifact: Artifact) -> memoryview | None:
+    """Return the frozen part of a model, mapped from the cache of this user; None without one."""
+    if artifact.base is None:
+        return None
+    from fairbed.wire.base_files import default_bases
+
+    return default_bases(os.environ).blob(artifact.base)
 
 
 def _native_task(experiment: Experiment, data: FleetData) -> Artifact:

@@ -90,7 +90,8 @@ def limit(group: Group, name: str, spec: DeviceSpec, speed: float | None) -> Non
     """
     limit_speed(group, name, speed)
     if spec.device is not None:
-        group.limit_memory(max(spec.device.memory_bytes, AGENT_MEMORY_BYTES))
+        own_bytes = spec.device.memory_bytes - spec.shared_bytes
+        group.limit_memory(max(own_bytes, AGENT_MEMORY_BYTES))
 
 
 def limit_speed(group: Group, name: str, speed: float | None) -> None:
