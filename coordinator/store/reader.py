@@ -961,6 +961,20 @@ class RunReader:
         found = self._newest_model()
         return None if found is None else (found[0], found[1][0])
 
+    def model_at(self, round_id: int) -> Vector | None:
+        """Return the stored model after a round, shape (n_values,); None if it is not stored.
+
+        Raises:
+            StoreError: The file is missing or damaged.
+        """
+        where = "WHERE round = ?"
+        rows = self.columns(CheckpointRow, ("model_file", "model_sha256"), where, (round_id,))
+        return load_model(self.folder, *rows[0])[0] if rows else None
+
+    def stored_rounds(self) -> list[int]:
+        """Return the rounds whose models are stored, ascending."""
+        return [row[0] for row in self.columns(CheckpointRow, ("round",), "ORDER BY round")]
+
     def final_raw(self) -> bytes:
         """Return the raw part of the newest stored model, which only a client reads.
 

@@ -156,6 +156,26 @@ def export_task(
     return artifact
 
 
+def forward_graph(model: nn.Module, spec: TaskSpec) -> bytes:
+    """Return a network as ONNX, from `x` to `output`, with its values inside.
+
+    Args:
+        model: The module with its values, in evaluation mode.
+        spec: Shape and type of x.
+
+    Raises:
+        Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
+    """
+    recorder = Recorder(copy.deepcopy(model), spec)
+    program = recorder.forward()
+    plain = msgspec.structs.replace(spec, layout=Layout(tensors=()))
+    lowering = _lowered(recorder, program, plain, None, ("x",))
+    (node,) = _results(program)
+    shape: list[int | str] = [BATCH, *map(int, shape_of(node)[1:])]
+    output: Output = ("output", lowering.value(node), ELEMENT_TYPES[dtype_of(node)], shape)
+    return lowering.graph.serialise(_inputs(plain, None, ("x",)), [output])
+
+
 def _training_graph(
     recorder: Recorder, program: Recording, spec: TaskSpec, base: Layout | None
 ) -> bytes:

@@ -106,6 +106,18 @@ class _Evaluation(nn.Module):
         return tuple(found)
 
 
+class _Forward(nn.Module):
+    """The output of the module."""
+
+    def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.model(x)
+        return output
+
+
 def _class_counts(predicted: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
     """Return `wire.evaluation.ClassCounts` of positions, each input of shape (m,)."""
     numbers = torch.arange(classes)
@@ -280,6 +292,10 @@ class Recorder:
         """Return the outputs of `TaskSpec.evaluation_outputs`, in eval mode."""
         return self._decomposed(self._record(_Evaluation, "x", "y", trained=()))
 
+    def forward(self) -> Recording:
+        """Return the output of the module, in eval mode."""
+        return self._decomposed(self._record(_Forward, "x", trained=()))
+
     def name_of(self, target: str | None) -> str:
         """Return the name of a tensor of the module by its name in a recorded program."""
         name = str(target).removeprefix(PREFIX)
@@ -287,7 +303,7 @@ class Recorder:
 
     def _record(
         self,
-        kind: type[_TrainingLoss] | type[_Evaluation],
+        kind: type[_TrainingLoss] | type[_Evaluation] | type[_Forward],
         *names: str,
         trained: Collection[str] | None = None,
     ) -> ExportedProgram:

@@ -267,7 +267,7 @@ class GraphRunner:
         frozen: The tensors of its base by name.
     """
 
-    def __init__(self, artifact: Artifact, frozen: Frozen) -> None:
+    def __init__(self, artifact: Artifact, frozen: Frozen = EMPTY) -> None:
         self.spec = artifact.spec
         self._frozen = {f"f.{name}": values for name, values in frozen.items()}
         self._train = _session(artifact.train)
@@ -493,6 +493,12 @@ def _error(actual: Any, expected: Any) -> float:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+def run_graph(graph: bytes, feeds: dict[str, Any]) -> list[NDArray[Any]]:
+    """Return all outputs of a graph."""
+    found: list[NDArray[Any]] = _session(graph).run(None, feeds)
+    return found
 
 
 def _session(graph: bytes) -> Any:

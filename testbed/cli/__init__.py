@@ -48,6 +48,7 @@ _MODULES = {
     "show": "runs",
     "report": "report",
     "export": "export",
+    "export-model": "export_model",
     "runs": "runs",
     "stop": "runs",
     "command": "command",

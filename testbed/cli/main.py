@@ -344,6 +344,7 @@ def make_parser(kind: type[_Parser] = _Parser) -> argparse.ArgumentParser:
             )
             sub.add_argument("--device", metavar="NAME", help="with --why: this device alone")
     _export(command("export", "write the tables of a run to files: CSV, Parquet or SQLite"))
+    _export_model(command("export-model", "write the trained model of a run, usable elsewhere"))
 
     steer = command("command", "change a live run or one of its emulated devices")
     steer.add_argument(
@@ -567,6 +568,32 @@ def _export(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="only this table; repeatable (default: all)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _export_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="latest",
+        help="run id, its first characters, a folder, or latest (the default); it may be live",
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument(
+        "--to",
+        choices=("onnx", "safetensors", "torch"),
+        default="safetensors",
+        help="safetensors (the default) or torch: the values by name; onnx: the network, too",
+    )
+    parser.add_argument(
+        "--round", type=int, metavar="N", help="the model after this round (default: the newest)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="new folder (default: RUN-model in this one)"
+    )
+    parser.add_argument(
+        "--licence", default="", metavar="TEXT", help="licence of the model, for its page"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

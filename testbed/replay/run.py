@@ -16,12 +16,13 @@ from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.device_agent.installed import agent_version
 from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.task_file import check_same_base, write_task
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkpointer
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import Learning, make_learning
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
-from fairbed.wire.artifact import TaskKind
+from fairbed.wire.artifact import Artifact, TaskKind
 
 if TYPE_CHECKING:
     from fairbed.testbed.replay.cohort.base import CohortHelpers
@@ -86,9 +87,23 @@ def replay_setup(
             learning = make_learning(setup, folder, threads, helpers)
             stack.callback(learning.close)
         task: TaskKind = "classification" if setup.data is None else setup.data.dataset.kind
+        if setup.artifact is not None:
+            _keep_task(folder, setup.artifact)
         store = _open_store(experiment, folder, run_id, len(setup.names), found, task)
         stack.callback(store.close)
         return _replay(setup, folder, store, learning, found, listener, checkpoint_s)
+
+
+def _keep_task(folder: Path, artifact: Artifact) -> None:
+    """Write the task of a new replay; of a resumed one, check it.
+
+    Raises:
+        TaskError: The frozen part of its model has changed.
+    """
+    if (folder / DATABASE).exists():
+        check_same_base(folder, artifact)
+    else:
+        write_task(folder, artifact)
 
 
 def _replay(

@@ -350,7 +350,8 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     conditions = columns_of(devices)
     lengths = _lengths(dataset, data, examples, costs)
     world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes, lengths)
-    rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
+    base = _base_downloads(artifact, world)
+    rows = [*_device_rows(devices, examples, base), *(device.truth_row() for device in devices)]
     powers = [phase_power(device.profile) for device in devices]
     return ReplaySetup(
         experiment,
@@ -434,7 +435,8 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)
     world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes, lengths)
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
-    records = partial(fleet.device_records, examples=examples)
+    base = _base_downloads(artifact, world)
+    records = partial(fleet.device_records, examples=examples, base=base)
     return ReplaySetup(
         experiment,
         fleet.names,
@@ -591,7 +593,17 @@ def _examples(
     return data, np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
 
 
-def _device_rows(devices: Sequence[PlannedDevice], examples: Ints) -> list[Record]:
+def _base_downloads(artifact: Artifact, world: ProfileWorld) -> tuple[int, Floats] | None:
+    """Return the size of the frozen part of a model, and how long each device downloads it."""
+    if artifact.base is None:
+        return None
+    size = artifact.base.layout.size_bytes
+    return size, world.download_once_s(size)
+
+
+def _device_rows(
+    devices: Sequence[PlannedDevice], examples: Ints, base: tuple[int, Floats] | None
+) -> list[Record]:
     """Return the rows that devices would have after joining a live run."""
     return [
         DeviceRow(
@@ -602,6 +614,8 @@ def _device_rows(devices: Sequence[PlannedDevice], examples: Ints) -> list[Recor
             capabilities=msgspec.json.encode(_capabilities(device.profile)).decode(),
             has_own_data=False,
             kind="replayed",
+            base_bytes=None if base is None else base[0],
+            base_s=None if base is None else float(base[1][row]),
         )
         for row, device in enumerate(devices)
         if device.profile is not None

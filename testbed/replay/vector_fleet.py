@@ -133,12 +133,16 @@ class VectorFleet:
         """Conditions that vary over time: only availability."""
         return VaryingConditions(available=self.availability)
 
-    def device_records(self, row: int, examples: Ints) -> list[Record]:
+    def device_records(
+        self, row: int, examples: Ints, base: tuple[int, Floats] | None = None
+    ) -> list[Record]:
         """Return the reported and the true values of one device.
 
         Args:
             row: Row of the device.
             examples: n_k of all devices, shape (N,).
+            base: Size of the frozen part of the model, and how long each device downloads it,
+                seconds, shape (N,); None: there is none.
         """
         means, name = self.means, self.names[row]
         population, cores = self.populations[self.names.group(row)], int(means.cores[row])
@@ -156,6 +160,8 @@ class VectorFleet:
                 capabilities=msgspec.json.encode(capabilities).decode(),
                 has_own_data=False,
                 kind="replayed",
+                base_bytes=None if base is None else base[0],
+                base_s=None if base is None else float(base[1][row]),
             ),
             TruthRow(
                 name=name,

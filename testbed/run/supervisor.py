@@ -57,6 +57,7 @@ from fairbed.testbed.experiment.shards import (
     load_examples,
     task_of,
 )
+from fairbed.testbed.experiment.task_file import check_same_base, write_task
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
@@ -844,6 +845,8 @@ def _stored_toml(plan: RunPlan, loaded: _Loaded) -> str:
 def _open_store(plan: RunPlan, loaded: _Loaded, found: Provenance) -> tuple[Store, int, str | None]:
     """Return the run's store, the number of earlier starts, and what differs from the first."""
     if not (plan.folder / DATABASE).exists():
+        if loaded.artifact.client is None:
+            write_task(plan.folder, loaded.artifact)
         return (
             Store.create(
                 plan.folder,
@@ -862,6 +865,7 @@ def _open_store(plan: RunPlan, loaded: _Loaded, found: Provenance) -> tuple[Stor
             0,
             None,
         )
+    check_same_base(plan.folder, loaded.artifact)
     store = Store.reopen(plan.folder)
     with RunReader(plan.folder) as reader:
         row = reader.run().row

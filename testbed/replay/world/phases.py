@@ -201,6 +201,17 @@ class PhaseModel:
             ]
         )
 
+    def download_once_s(self, n_bytes: int) -> Floats:
+        """Return how long each device downloads a blob before round 1, seconds, shape (N,).
+
+        It does so once, under the mean conditions of its link: a round trip, then the bits, after
+        TCP slow start.
+        """
+        means, bits = self.means, 8.0 * n_bytes
+        trip_s = 2.0 * means.delay_s
+        down_s = bits / means.down_bps
+        return trip_s + down_s + slow_start_s(np.full(len(means), bits), down_s, trip_s)
+
     def coding_s(self, speed: Floats, is_packed: Bools) -> tuple[Floats, Floats]:
         """Return decode and encode under constant conditions, seconds, each of shape (K,).
 

@@ -128,6 +128,10 @@ class ProfileWorld:
             }
             self.air = SharedAir(varying.cells, varying.sharers, links)
 
+    def download_once_s(self, n_bytes: int) -> Floats:
+        """As `PhaseModel.download_once_s`."""
+        return self._phases.download_once_s(n_bytes)
+
     def __len__(self) -> int:
         """Return the number of devices, N."""
         return len(self._means)
