@@ -31,7 +31,9 @@ class Layers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         maps = self.wider(self.around(self.depthwise(self.dense(x))))
         rows = maps.flatten(2).transpose(1, 2)
-        return self.linear(self.attention(rows, rows, rows, need_weights=False)[0]).mean(1)
+        seen = self.attention(rows, rows, rows, need_weights=False)[0]
+        output: torch.Tensor = self.linear(seen).mean(1)
+        return output
 
 
 def drawn(module: nn.Module, seed: int = 0) -> None:

@@ -21,7 +21,8 @@ class Pictures(nn.Module):
         self.head = nn.Linear(64, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x).mean((2, 3)))
+        output: torch.Tensor = self.head(self.body(x).mean((2, 3)))
+        return output
 
 
 class Rows(nn.Module):
@@ -35,7 +36,8 @@ class Rows(nn.Module):
         self.head = nn.Linear(64, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.encoder(self.rows(x.flatten(1, 2))).mean(1))
+        output: torch.Tensor = self.head(self.encoder(self.rows(x.flatten(1, 2))).mean(1))
+        return output
 
 
 class Unused(Pictures):
