@@ -46,6 +46,8 @@ class AgentSetup:
     timeouts: Timeouts = QUICK
     data: Path | None = None
     once: bool = False
+    base: Path | None = None
+    """File with the frozen part of a model, put on the device by hand."""
     local_rules: tuple[str, ...] = ()
     """Paths of local rules that the agent may load."""
     clients: dict[str, AllowedClient] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class AgentSetup:
             data=None if self.data is None else str(self.data),
             cache_folder=str(self.folder / "cache"),
             state_folder=str(self.folder / "state"),
+            base=None if self.base is None else str(self.base),
             local_training=self.local_rules,
             clients=self.clients,
             telemetry_s=0.05,

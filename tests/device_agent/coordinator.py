@@ -70,6 +70,8 @@ class FakeCoordinator:
         self.receiver: UploadReceiver | None = None
         self.number: int | None = None
         """Number of the device, for a client."""
+        self.base: bytes | None = None
+        """Frozen part of the model."""
         self.acknowledges = True
         """Acknowledge upload chunks."""
         self.replies_to_probes = True
@@ -186,8 +188,16 @@ class FakeCoordinator:
         manifest = await self.publish_blob("task", task)
         private = None if shard is None else self.offer_shard(shard)
         count = None if self.number is None else 4
+        base = None if self.base is None else await self.publish_blob("base", self.base)
         await self.send(
-            Welcome(boot=self.boot, task=manifest, shard=private, number=self.number, count=count)
+            Welcome(
+                boot=self.boot,
+                task=manifest,
+                shard=private,
+                number=self.number,
+                count=count,
+                base=base,
+            )
         )
 
     async def request_training(

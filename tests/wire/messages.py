@@ -8,6 +8,7 @@ from msgspec import structs
 
 from fairbed.wire.messages import (
     AnyMessage,
+    BaseArrived,
     Cancel,
     Capabilities,
     ChunkRequest,
@@ -63,6 +64,9 @@ MODEL = Manifest(
     id=DIGEST[:16], kind="model", size_bytes=1_000_000, chunk_bytes=262_144, sha256=DIGEST
 )
 TASK = Manifest(id=DIGEST[:16], kind="task", size_bytes=12_500, chunk_bytes=262_144, sha256=DIGEST)
+BASE = Manifest(
+    id=DIGEST[:16], kind="base", size_bytes=100_840_000, chunk_bytes=262_144, sha256=DIGEST
+)
 SHARD = Manifest(id=DIGEST[:16], kind="shard", size_bytes=1, chunk_bytes=1024, sha256=DIGEST)
 UPDATE = Manifest(id=UPDATE_ID, kind="update", size_bytes=1_000_000, chunk_bytes=262_144)
 
@@ -427,11 +431,14 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "trouble-clock": Trouble(boot=17, kind="clock off", reason="set it", off_s=-86_400.5),
     "data-scale": DataScale(boot=17, low=-1.5, high=255.0, mean=0.25, spread=64.0),
+    "base-arrived": BaseArrived(boot=17, size_bytes=100_840_000, download_s=41.5),
+    "base-arrived-before": BaseArrived(boot=17, size_bytes=64),
     "chunk-request": ChunkRequest(id=DIGEST[:16], chunks=[0, 3, 4_194_304]),
     "link-probe": LinkProbe(seq=5),
     "link-probe-up": LinkProbe(seq=6, payload=bytes(range(64)), reply_bytes=65_536),
     "pong": Pong(seq=7),
     "welcome": Welcome(boot=23, task=TASK, shard=None),
+    "welcome-base": Welcome(boot=23, task=TASK, shard=None, base=BASE),
     "welcome-held-out": Welcome(
         boot=23, task=TASK, shard=None, held_out=HeldOut(fraction=0.25, seed=5)
     ),

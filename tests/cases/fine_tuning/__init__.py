@@ -1,0 +1,1 @@
+"""Networks of a user that are fine-tuned."""
