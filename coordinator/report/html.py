@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from msgspec import UnsetType
+
 from fairbed.coordinator.report.figures import (
     FIGURES,
     THEME,
@@ -61,6 +63,7 @@ from fairbed.coordinator.report.summary_schema import (
 from fairbed.coordinator.report.summary_table import (
     calibrated,
     counted_rate,
+    frozen_line,
     is_kept,
     own_inputs,
 )
@@ -570,8 +573,10 @@ def _client(s: RunSummary) -> Markup:
 def _what(run: RunPage) -> Markup:
     s, row, p = run.summary, run.info.row, run.summary.provenance
     packages = ", ".join(f"{name} {value}" for name, value in p.packages.items())
+    frozen = [] if isinstance(s.frozen, UnsetType) else [("frozen", frozen_line(s.frozen))]
     facts = [
         ("experiment", s.name),
+        *frozen,
         ("run", s.run_id),
         ("started", row.created),
         ("resumed", counted(row.resumes, "time") if row.resumes else ""),

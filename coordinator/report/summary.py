@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import (
@@ -48,6 +48,7 @@ from fairbed.coordinator.report.summary_schema import (
     Errors,
     EstimatorError,
     ExchangeSummary,
+    FrozenPart,
     LiveChange,
     Loss,
     LossQuerySummary,
@@ -263,7 +264,23 @@ def summarise_run(
         provenance=msgspec.json.decode(info.row.provenance, type=Provenance),
         measures=own or UNSET,
         client_metrics=client_metrics or UNSET,
+        frozen=_frozen(devices),
         has_client=info.plan.training.client is not None,
+    )
+
+
+def _frozen(devices: Sequence[DeviceRow]) -> FrozenPart | UnsetType:
+    """Return the frozen part of the model, and how long devices downloaded it."""
+    having = [device for device in devices if device.base_bytes is not None]
+    if not having:
+        return UNSET
+    took = [device.base_s for device in having if device.base_s is not None]
+    return FrozenPart(
+        bytes=max(device.base_bytes or 0 for device in having),
+        devices=len(having),
+        downloaded=len(took),
+        shortest_s=min(took, default=None),
+        longest_s=max(took, default=None),
     )
 
 

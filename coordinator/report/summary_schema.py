@@ -551,6 +551,19 @@ class RunWarning(Struct, frozen=True, kw_only=True):
     """The first of them."""
 
 
+class FrozenPart(Struct, frozen=True, kw_only=True):
+    """The frozen part of the model, which each device downloads once, before its first round."""
+
+    bytes: int
+    devices: int
+    """That have it."""
+    downloaded: int
+    """Those of them that downloaded it in this run; the others had it before."""
+    shortest_s: float | None
+    """Download of the fastest of them; null if none downloaded it. Likewise the next one."""
+    longest_s: float | None
+
+
 class RunSummary(Struct, frozen=True, kw_only=True):
     """Summary of a run."""
 
@@ -640,6 +653,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Measures of the catalogue without a key of their own here; absent if there is none."""
     client_metrics: list[ClientMetricSummary] | UnsetType = UNSET
     """What the client of the run measures; absent without any."""
+    frozen: FrozenPart | UnsetType = UNSET
+    """Absent for a model without a frozen part."""
     has_client: bool = False
     """Training code of the user has trained the model."""
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from textwrap import TextWrapper
 
+from msgspec import UnsetType
+
 from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
 from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE
 from fairbed.coordinator.policy.combinations import are_weights_ignored
@@ -25,6 +27,7 @@ from fairbed.coordinator.report.quantities import (
     percent,
     ratio,
     seconds,
+    size,
 )
 from fairbed.coordinator.report.summary_schema import (
     BY_APP,
@@ -35,6 +38,7 @@ from fairbed.coordinator.report.summary_schema import (
     EstimatorError,
     ExchangeSummary,
     Fairness,
+    FrozenPart,
     LiveChange,
     Positions,
     RunSummary,
@@ -110,6 +114,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_spread(s),
         *_noise(s),
         *_personal(s),
+        *([] if isinstance(s.frozen, UnsetType) else [("frozen", frozen_line(s.frozen))]),
         *[("metric", line) for line in client_metric_lines(s.client_metrics or [])],
         *[("note", note) for note in s.evaluation_notes],
         (
@@ -172,6 +177,18 @@ def _with_own(pairs: Sequence[tuple[str, str]], s: RunSummary) -> list[tuple[str
         else:
             lines[at] = (measure.show, f"{lines[at][1]}; {text}")
     return lines
+
+
+def frozen_line(part: FrozenPart) -> str:
+    """Return what the frozen part of a model is, and how long devices downloaded it."""
+    if part.shortest_s is None or part.longest_s is None:
+        took = "none of them in this run: all had it"
+    else:
+        took = (
+            f"{part.downloaded} of them in this run, in {seconds(part.shortest_s)} to "
+            f"{seconds(part.longest_s)} s"
+        )
+    return f"{size(part.bytes)} of the model, on {part.devices} devices, downloaded once: {took}"
 
 
 def _quality(s: RunSummary) -> list[tuple[str, str]]:

@@ -494,7 +494,8 @@ def fixed_tensors(
         is_changed = values != _bytes_of(after[name])
         is_drawn = values != _bytes_of(drawn[name])
         may_change = name not in in_evaluation
-        if is_float and may_change and (_is_all(tensor, 0.0, 1.0) or (is_changed and is_drawn)):
+        is_start = is_drawn or has_weights  # known before round 1
+        if is_float and may_change and (_is_all(tensor, 0.0, 1.0) or (is_changed and is_start)):
             continue
         if is_changed and (is_float or name in frozen):
             must = (

@@ -1,4 +1,4 @@
-"""The trained model of a run as files of its own, with a page that says what it is."""
+"""The trained model of a run as files of its own, with a page that states what it is."""
 
 import os
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def export_model(
     """Write the model of a run, and a page about it.
 
     Adapters are added to the weights. Values that devices keep for themselves are those before
-    round 1, and the page says so.
+    round 1, and the page states that.
 
     Args:
         run: The run; it may be live.

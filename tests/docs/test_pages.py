@@ -18,6 +18,7 @@ PAGES = (
     "own-device",
     "own-model",
     "own-client",
+    "fine-tuning",
     "from-a-torch-script",
     "own-selector",
     "own-aggregator",

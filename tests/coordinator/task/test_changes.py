@@ -219,3 +219,17 @@ def test_personal_parameters_are_marked_in_the_layout() -> None:
     artifact = build_task(PICTURES, SHAPE, CLASSES, engine="torch", personal=("head.*",))
     kept = {tensor.name for tensor in artifact.spec.layout.tensors if tensor.is_local is True}
     assert kept == {"head.weight", "head.bias"}
+
+
+def test_trained_buffers_begin_at_those_of_the_weights(tmp_path: Path) -> None:
+    """Statistics of batch norm of a trained network are neither all 0 nor all 1."""
+    trained: Any = Pictures(SHAPE, CLASSES)
+    trained(torch.randn(9, *SHAPE))
+    file = tmp_path / "weights.safetensors"
+    save_file(trained.state_dict(), file)
+    changes = ModelChanges(str(file))
+    artifact = build_task(PICTURES, SHAPE, CLASSES, engine="torch", changes=changes)
+    vector = changes.first_vector(artifact.spec, changed_module(artifact.spec, changes), seed=1)
+    mean = artifact.spec.layout.views(vector)["body.5.running_mean"]
+    np.testing.assert_array_equal(mean, trained.body[5].running_mean.numpy())
+    assert mean.any()
