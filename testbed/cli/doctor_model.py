@@ -13,6 +13,7 @@ from fairbed import profiles
 from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.state.memory import SHARE, Fitting
 from fairbed.coordinator.task.catalogue import build_task, make_module
+from fairbed.coordinator.task.changes import NO_CHANGES, ModelChanges
 from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.profiles import Profile
@@ -21,7 +22,7 @@ from fairbed.testbed.emulation.work import StepWork, TaskCosts
 from fairbed.testbed.errors import BackendError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.experiment.shards import load_examples
+from fairbed.testbed.experiment.shards import changes_of, load_examples
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.memory import bound_bytes, fitting_of
 from fairbed.testbed.host.model_steps import step_times
@@ -74,6 +75,9 @@ class _Task:
     batch_norm: BatchNorm = "merged"
     lengths: tuple[int, ...] = ()
     """Lengths of `data.buckets`, ascending; empty: one."""
+    changes: ModelChanges = NO_CHANGES
+    """Weights, and what is trained, if the experiment has this model."""
+    personal: tuple[str, ...] = ()
 
     @property
     def of_longest(self) -> str:
@@ -125,6 +129,11 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
             experiment.model.classes_axis,
             experiment.model.batch_norm,
             data.buckets,
+            *(
+                (changes_of(experiment), experiment.model.personal)
+                if options.model == experiment.model.name
+                else ()
+            ),
         )
     if options.x_shape is None:
         if str(options.model).endswith(".toml"):
@@ -173,6 +182,8 @@ def _findings(task: _Task) -> Iterator[ModelFinding]:
             classes_axis=task.classes_axis,
             batch_norm=task.batch_norm,
             lengths=task.lengths,
+            changes=task.changes,
+            personal=task.personal,
             report=figures.append,
         )
     except (Unsupported, WrongArtifact) as exc:
