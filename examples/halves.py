@@ -36,7 +36,10 @@ def _all(folder: str | None) -> Pictures:
         x = (digits.images[:, None] / 16).astype(np.float32)
         return x, digits.target.astype(np.int64)
     files = sorted(Path(folder).expanduser().glob("*.bin*"))
-    read = [lzma.open(f).read() if f.suffix == ".xz" else f.read_bytes() for f in files]
+    read = [
+        lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
+        for file in files
+    ]
     records = np.frombuffer(b"".join(read), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     x = (records[:, 1:].reshape(-1, 3, 32, 32) / 255).astype(np.float32)
     return x, records[:, 0].astype(np.int64)

@@ -2,12 +2,13 @@
 
     python pretrain.py pictures pictures.safetensors            # mobilenet.py on five digits
     python pretrain.py pictures cifar.safetensors --folder DIR  # on five classes of CIFAR-10
-    python pretrain.py text text.safetensors                    # transformer.py on the first speakers
+    python pretrain.py text text.safetensors                    # transformer.py on four speakers
 
 docs/fine-tuning.md goes on with the file.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import halves
@@ -40,7 +41,8 @@ def main() -> None:
         model = transformer.make((LENGTH,), tokens)
     last = trained(model, x, y, options.epochs)
     save_file({name: value.clone() for name, value in model.state_dict().items()}, options.file)
-    print(f"{options.file}: {len(x)} examples, {options.epochs} epochs, last loss {last:.3f}")
+    line = f"{options.file}: {len(x)} examples, {options.epochs} epochs, last loss {last:.3f}"
+    sys.stdout.write(f"{line}\n")
 
 
 def windows(folder: Path) -> tuple[torch.Tensor, torch.Tensor, int]:
