@@ -80,6 +80,8 @@ class TrainingThread:
         allowed_models: Collection[str] = (),
         allowed_clients: "Mapping[str, AllowedClient] | None" = None,
     ) -> None:
+        self._min_noise_multiplier = min_noise_multiplier
+
         def make_work() -> "TrainingWork":
             from fairbed.device_agent.training_work import TrainingWork
 
@@ -102,7 +104,6 @@ class TrainingThread:
                 cache,
                 state,
                 threads,
-                min_noise_multiplier,
                 allowed_clients or {},
                 lambda: self._about,
             )
@@ -118,7 +119,7 @@ class TrainingThread:
     @property
     def is_prepared(self) -> bool:
         """Task and data are on this device and were checked."""
-        return self._work is not None and self._work.is_prepared
+        return self._work is not None and self._work.task is not None
 
     @property
     def is_warm(self) -> bool:
@@ -128,21 +129,21 @@ class TrainingThread:
     @property
     def n_k(self) -> int:
         """Training examples of the device; 0 before it is prepared."""
-        return 0 if self._work is None else self._work.n_k
+        return 0 if self._work is None or self._work.task is None else self._work.task.n_k
 
     @property
     def n_test(self) -> int:
         """Test examples of the device; 0 before it is prepared."""
-        return 0 if self._work is None else self._work.n_test
+        return 0 if self._work is None or self._work.task is None else self._work.task.n_test
 
     @property
     def scale(self) -> Scale | None:
         """Scale of the device's own data; None before it is prepared, and without own data."""
-        return None if self._work is None else self._work.scale
+        return None if self._work is None or self._work.task is None else self._work.task.scale
 
     def has_model(self, train: Train) -> bool:
         """Return whether the model of a round is on the device since its loss query."""
-        return self._work is not None and self._work.has_model(train)
+        return self._work is not None and self._work.models.has(train)
 
     def owner_problem(self, request: Train | EvaluateRequest) -> str:
         """Return why the owner of this device forbids a request; empty if it is allowed.
@@ -150,12 +151,17 @@ class TrainingThread:
         Raises:
             RoundFailed: The device has had no task.
         """
-        return self._prepared().owner_problem(request)
+        self._prepared()
+        if not self._min_noise_multiplier:
+            return ""
+        from fairbed.device_agent.privacy import owner_problem
+
+        return owner_problem(request, self._min_noise_multiplier)
 
     def drop_evaluated(self) -> None:
         """Drop the model of the last loss query: this device was not selected."""
         if self._work is not None:
-            self._work.drop_evaluated()
+            self._work.models.evaluated = None
 
     def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
         """Return the blob to download for a round: the packed model, or the model itself.
@@ -182,7 +188,7 @@ class TrainingThread:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
         """
         if self._work is not None:
-            self._work.forget_task()
+            self._work.task = None
         await self._in_thread(lambda: self._prepare(task, source, about), lambda: False)
 
     def _prepare(
