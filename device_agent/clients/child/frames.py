@@ -38,6 +38,10 @@ Parts = dict[str, memoryview]
 MAX_HEADER_BYTES = 1 << 22
 MAX_PARTS = 16
 
+BUFFER_BYTES = 1 << 22
+"""Wanted size of the send buffers of a client and its agent; the kernel may give less. Whatever
+exceeds the buffer crosses in turns, and in each both processes wait for a core."""
+
 
 class FrameError(Exception):
     """The other side sent no frame, or one that is too large; the message is one line."""
