@@ -6,6 +6,7 @@ the first task, in the thread: with numpy it takes as much memory as half of an 
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -106,6 +107,7 @@ class TrainingThread:
                 threads,
                 allowed_clients or {},
                 lambda: self._about,
+                self._is_unneeded.is_set,
             )
 
         self._make_work, self._make_client_work = make_work, make_client_work
@@ -114,6 +116,8 @@ class TrainingThread:
         self._has_client = False
         """The last task was one with a client."""
         self._about = ClientAbout(device="", number=0, count=1, run="")
+        self._is_unneeded = threading.Event()
+        """The preparation in progress has ended or was cancelled."""
         self._limiter = anyio.CapacityLimiter(1)
 
     @property
@@ -189,7 +193,25 @@ class TrainingThread:
         """
         if self._work is not None:
             self._work.task = None
-        await self._in_thread(lambda: self._prepare(task, source, about), lambda: False)
+        problem: Exception | None = None
+        self._is_unneeded.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._await_cancellation)
+            try:
+                await self._in_thread(lambda: self._prepare(task, source, about), lambda: False)
+            except Exception as exc:  # which a task group would wrap
+                problem = exc
+            finally:
+                group.cancel_scope.cancel()
+        if problem is not None:
+            raise problem
+
+    async def _await_cancellation(self) -> None:
+        """Note if a preparation is cancelled: the constructor of a client may have no end."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._is_unneeded.set()
 
     def _prepare(
         self,

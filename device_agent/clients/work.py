@@ -84,8 +84,9 @@ STEPS = "steps"
 MAX_METRICS, MAX_METRIC_NAME = 64, 64
 """Bounds of `wire.messages.Metrics`."""
 
-PREPARE_S = 600.0
-"""Longest time of the first start of a client, for which no deadline counts."""
+PREPARE_S = 300.0
+"""Longest time of the first start of a client, for which no deadline counts: half of that of a
+preparation (`Timeouts.prepare_s`), so that this is the reason that is shown."""
 
 _EXPECTED = (AgentError, DecodeError, EncodeError, ValueError, OSError, MemoryError)
 """Errors that task, data, model or machine may cause; any other error is a bug."""
@@ -125,6 +126,7 @@ class ClientWork:
         threads: Threads of one training step.
         allowed: The clients that the owner allows, by name.
         about: Returns what the client learns of its device and run, at a preparation.
+        is_unneeded: Whether the preparation in progress is no longer needed.
     """
 
     engine: Engine | None = None
@@ -138,11 +140,12 @@ class ClientWork:
         threads: int,
         allowed: Mapping[str, AllowedClient],
         about: Callable[[], ClientAbout],
+        is_unneeded: Callable[[], bool],
     ) -> None:
         self._host, self._cache, self._threads = host, cache, threads
         self._store = ByteStore(state, STATE)
         self._files = state.absolute() / FILES
-        self._allowed, self._about_device = allowed, about
+        self._allowed, self._about_device, self._is_unneeded = allowed, about, is_unneeded
         self.models = ReceivedModels(host)
         self.task: _Task | None = None
         """What was prepared: task and code are on this device and were checked."""
@@ -190,7 +193,9 @@ class ClientWork:
             _log_lines(exc)
             raise NotPrepared(one_line(exc)) from exc
         except ClientStopped:
-            raise NotPrepared(f"client: must start within {PREPARE_S:g} s") from None
+            raise NotPrepared(
+                f"client: must start within {PREPARE_S:g} s; correct what its constructor waits for"
+            ) from None
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
         finally:
@@ -223,7 +228,7 @@ class ClientWork:
         task = _Task(
             manifest, layout, client, code, about, folder, files, n_k, n_test, has_evaluate=False
         )
-        opened = self._start(task, lambda: time.monotonic() > until)
+        opened = self._start(task, lambda: self._is_unneeded() or time.monotonic() > until)
         own_n = opened.get("n")
         if not n_k:
             n_k = own_n if type(own_n) is int and own_n > 0 else 1
@@ -391,9 +396,9 @@ class ClientWork:
         n_k, metrics = _count(answer, 0 if task.source.kind == "flower" else 1), _metrics(answer)
         if job.should_stop():
             raise ClientStopped
-        self._keep_state(task, train, parts)
         with self._host.pace.section("encode"):
             update, raw_bytes = self._encoded(task, train, model, parts)
+        self._keep_state(task, train, parts)  # last: a round that fails leaves the old state
         self.task = replace(task, n_k=max(1, n_k))
         is_private = train.privacy is not None
         loss_train = metrics.get(LOSS)
