@@ -44,7 +44,7 @@ class Client:
         arrays["trees"] += b"tree,"
         context.state["rounds"] = context.state.get("rounds", 0) + 1
         context.state["last"] = arrays["w"].copy()
-        if how:
+        if how and context.number == context.options.get("only", context.number):
             misbehave(how, arrays, context)
         return arrays, n, {"rounds": context.state["rounds"], "number": context.number}
 
