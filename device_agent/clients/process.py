@@ -26,13 +26,13 @@ from typing import Any
 
 import fairbed.device_agent.clients.child as child_package
 from fairbed.device_agent.clients.child.frames import (
-    BUFFER_BYTES,
     MAX_HEADER_BYTES,
     Buffer,
     FrameError,
     Header,
     Parts,
     encode_frame,
+    enlarge_buffer,
     parts_of,
     size_of,
 )
@@ -309,7 +309,7 @@ class ClientProcess:
             }
             self._link.sendall(encode_frame(about, {})[0])
             self._link.setblocking(False)
-            self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            enlarge_buffer(self._link)
         except OSError as exc:
             self.close()
             raise ClientFailed(f"client: its server must answer, got {exc}") from exc

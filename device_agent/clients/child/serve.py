@@ -45,11 +45,11 @@ if "fairbed" not in sys.modules:  # run by its path: the modules beside it, with
     sys.modules["fairbed"] = package
 
 from fairbed.device_agent.clients.child.frames import (
-    BUFFER_BYTES,
     Closed,
     FrameError,
     Header,
     Parts,
+    enlarge_buffer,
     receive_frame,
     send_frame,
 )
@@ -476,7 +476,7 @@ class Server:
             "import_cpu_s": self._import_cpu_s,
         }
         send_frame(link, forked, {})
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        enlarge_buffer(link)
         _Fork(link, self._kind, self._loaded, self._loading.folder).run()
 
 
