@@ -221,7 +221,14 @@ class ClientWork:
         folder = "" if own is None else str(Path(own).expanduser().absolute())
         files, n_k, n_test = dict[str, str](), 0, 0
         examples = source(artifact)
-        if examples is not None:
+        if examples is not None and not artifact.spec.x_shape:
+            _log.warning(
+                "client %s: the run has no data, so that of this device (--data) is not read; for "
+                "a client set clients.%s.data in agent.toml",
+                client.name,
+                client.name,
+            )
+        elif examples is not None:
             with self._host.pace.section("load") as meter:
                 files, n_k, n_test = write_examples(examples, self._cache.folder / "client", meter)
         until, about = time.monotonic() + PREPARE_S, self._about_device()

@@ -12,6 +12,8 @@ from msgspec import structs
 
 from fairbed.device_agent.clients import work
 from fairbed.device_agent.config import AllowedClient
+from fairbed.testbed.experiment.client_task import client_spec
+from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.client_folder import files_of
 from fairbed.wire.codecs import codec_named, packed_bytes, unpack
 from fairbed.wire.messages import (
@@ -32,6 +34,7 @@ from tests.device_agent.clients.client import (
     NAME,
     RAW,
     VECTOR,
+    client_artifact,
     client_task,
     config,
     raw_arrays,
@@ -154,6 +157,21 @@ async def test_examples_of_a_shard_are_files_that_the_client_maps(allowed: Agent
         assert context.n_k == 17
         offer, _, _ = await trained(coordinator, 1)
         assert offer.n_k == 17
+
+
+async def test_a_run_without_data_does_not_read_those_of_the_device(
+    allowed: AgentSetup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are of other classes, and another device of the run has none."""
+    allowed.data = tmp_path / "own.npz"
+    np.savez(allowed.data, x=np.zeros((30, 4), np.float32), y=np.arange(30))
+    artifact = client_artifact()
+    spec = client_spec("behaving:Client", LAYOUT, None)
+    async with allowed.running() as (_, coordinator):
+        await join(coordinator, encode_artifact(structs.replace(artifact, spec=spec)))
+        offer, _, _ = await trained(coordinator, 1)
+        assert offer.n_k == 4, "as without examples"
+    assert "(--data) is not read; for a client set clients.behaving.data" in caplog.text
 
 
 # Failures.

@@ -88,9 +88,10 @@ def test_boards_train_on_data_of_their_own_and_those_that_cannot_are_named(tmp_p
         f'[clients.own-clients]\nfolder = "{CODE}"\npython = "{python}"\n'
         f'data = "{tmp_path / "photos"}"\n'
     )
+    np.savez(tmp_path / "b.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))  # of other runs
     devices = {
         "board-a": ("--config", str(tmp_path / "a.toml")),
-        "board-b": ("--allow-client", f"own-clients={CODE}"),
+        "board-b": ("--allow-client", f"own-clients={CODE}", "--data", str(tmp_path / "b.npz")),
         "stranger": ("--allow-client", f"another={CODE}"),
         "other": ("--allow-client", f"own-clients={changed}"),
         "bare": ("--allow-client", f"own-clients={CODE},{bare}"),
