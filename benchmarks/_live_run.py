@@ -128,8 +128,7 @@ class LiveRun:
         return endpoint
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """Return the processes of the run by kind, one of `KINDS`, `clients`, `relay` or
-        `exporter`."""
+        """Return the processes of the run by kind: `KINDS`, `clients`, `relay`, `exporter`."""
         coordinator = psutil.Process(self._process.pid)
         kinds: dict[str, list[psutil.Process]] = {
             kind: [] for kind in (*KINDS, "clients", "relay", "exporter")
