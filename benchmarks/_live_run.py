@@ -128,10 +128,10 @@ class LiveRun:
         return endpoint
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """Return the processes of the run by kind, one of `KINDS`, `relay` or `exporter`."""
+        """Return the processes of the run by kind: `KINDS`, `clients`, `relay`, `exporter`."""
         coordinator = psutil.Process(self._process.pid)
         kinds: dict[str, list[psutil.Process]] = {
-            kind: [] for kind in (*KINDS, "relay", "exporter")
+            kind: [] for kind in (*KINDS, "clients", "relay", "exporter")
         }
         kinds["coordinator"].append(coordinator)
         kinds["agents"] += self._joined
@@ -142,6 +142,8 @@ class LiveRun:
                 kinds["agents" if is_agent else "fork server"].append(child)
             elif any(name in words for name in ("mosquitto", "nats-server", "amqtt")):
                 kinds["broker"].append(child)
+            elif "device_agent/clients/child/" in words:
+                kinds["clients"].append(child)
             elif rooms.room("remote").parts["relay"] in words:
                 kinds["relay"].append(child)
             elif EXPORTER in words:

@@ -1,11 +1,13 @@
-"""Decoding of models and encoding of updates, with the codec state kept between rounds."""
+"""Decoding of tasks and models, encoding of updates; what is kept of them between rounds."""
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairbed.device_agent.errors import RoundFailed
+from fairbed.device_agent.errors import NotPrepared, RoundFailed
+from fairbed.wire.artifact import Artifact, decode_artifact
 from fairbed.wire.codecs import (
     Vector,
     codec_named,
@@ -16,7 +18,13 @@ from fairbed.wire.codecs import (
 )
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Coding, EvaluateRequest, Manifest, Packed, Train
-from fairbed.wire.tensors import Layout, vector_to_bytes
+from fairbed.wire.tensors import Layout, vector_from_bytes, vector_to_bytes
+
+if TYPE_CHECKING:
+    from fairbed.device_agent.cache import BlobCache
+    from fairbed.device_agent.host import Host
+    from fairbed.device_agent.jobs import Stopwatch, TrainingJob
+    from fairbed.wire.transfer import Download
 
 ENCODING = 1
 """Key of the random stream for stochastic rounding; mini-batches use the seed without a key."""
@@ -149,6 +157,100 @@ class Coder:
         if residual is None or residual.run != coding.run or len(residual.after) != n_params:
             return None
         return residual.after if residual.round == coding.aggregated else residual.before
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedModel:
+    """A model version that was verified."""
+
+    sha256: bytes
+    vector: Vector
+    """Shape (n_values,), and what a local rule sends with it."""
+    raw: memoryview
+    """What follows the vector: arrays of a client that are no vector."""
+
+
+class ReceivedModels:
+    """Verifies and decodes the models of a device, and keeps that of a loss query for its round.
+
+    Args:
+        host: The machine, at whose pace packed models are decoded.
+    """
+
+    def __init__(self, host: "Host") -> None:
+        self._host, self.coder = host, Coder()
+        self.evaluated: ReceivedModel | None = None
+        """The model of the last loss query, until its round or the next query."""
+
+    def has(self, train: Train) -> bool:
+        """Return whether the model of a round is on the device since its loss query."""
+        return self.evaluated is not None and self.evaluated.sha256 == train.model.sha256
+
+    def blob_for(
+        self, request: Train | EvaluateRequest, layout: Layout, *, has_raw: bool = False
+    ) -> Manifest:
+        """Return the blob to download, as `Coder.blob_for` does."""
+        return self._coder_for(request).blob_for(request, layout, has_raw=has_raw)
+
+    def of_round(self, job: "TrainingJob", layout: Layout) -> ReceivedModel:
+        """Return the model of a round.
+
+        Raises:
+            DecodeError: It is not the announced one, or no longer on this device.
+        """
+        evaluated, self.evaluated = self.evaluated, None
+        if job.model is not None:
+            return self.downloaded(job.train, layout, job.model, job.watch)
+        if evaluated is None or evaluated.sha256 != job.train.model.sha256:
+            raise DecodeError("model: the evaluated model is no longer on this device")
+        self.coder.keep(job.train, evaluated.vector)
+        job.watch.lap("download")
+        return evaluated
+
+    def downloaded(
+        self,
+        request: Train | EvaluateRequest,
+        layout: Layout,
+        model: "Download",
+        watch: "Stopwatch",
+    ) -> ReceivedModel:
+        """Verify and decode a downloaded model; its hash is that of the request.
+
+        Raises:
+            DecodeError: It is not the announced one.
+        """
+        coder, sha256 = self._coder_for(request), request.model.sha256
+        assert sha256 is not None, "a model has a hash"
+        model.verify()
+        at, data = model.manifest.vector_bytes, memoryview(model.data)
+        encoded, raw = data[:at], data[at:]
+        if model.manifest.id == request.model.id:
+            vector = vector_from_bytes(encoded, layout.n_values)
+            watch.lap("download")
+        else:
+            watch.lap("download")
+            with self._host.pace.section("decode"):
+                vector = coder.decode(request, layout, encoded, raw)
+        coder.keep(request, vector)
+        return ReceivedModel(sha256, vector, raw)
+
+    def _coder_for(self, request: Train | EvaluateRequest) -> Coder:
+        """Return the decoder of a request; a test must not change the base of the next model."""
+        is_test = isinstance(request, EvaluateRequest) and request.split == "test"
+        return Coder() if is_test else self.coder
+
+
+def artifact_in(cache: "BlobCache", manifest: Manifest) -> Artifact:
+    """Return a task from the cache.
+
+    Raises:
+        NotPrepared: It is not there.
+        DecodeError: It is no task.
+    """
+    blob = cache.get(manifest)
+    if blob is None:
+        raise NotPrepared("task: missing or corrupt on disk; the device downloads it again")
+    return decode_artifact(blob)
 
 
 def _base(packed: Packed, kept: _KeptModel | None) -> Vector | None:

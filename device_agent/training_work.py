@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent import trainer
 from fairbed.device_agent.cache import BlobCache
-from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.coding import ReceivedModels, artifact_in
 from fairbed.device_agent.engines.base import Engine, Examples, OpenEngine, self_check
 from fairbed.device_agent.engines.choose import open_engine as open_by_kind
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
@@ -38,14 +38,13 @@ from fairbed.device_agent.jobs import (
     EvaluationResult,
     OtherTask,
     PersonalResult,
-    Stopwatch,
     TrainedUpdate,
     TrainingJob,
 )
 from fairbed.device_agent.memory import release_memory, trim_heap
 from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.trainer import TrainingDiverged, draw_examples
-from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
+from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.evaluation import Quality, Targets, positions_of
 from fairbed.wire.labels import Classes
@@ -59,8 +58,7 @@ from fairbed.wire.messages import (
 )
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.scale import Scale, other_scale, scale_of
-from fairbed.wire.tensors import Layout, vector_from_bytes, with_values
-from fairbed.wire.transfer import Download
+from fairbed.wire.tensors import Layout, with_values
 
 if TYPE_CHECKING:
     from fairbed.device_agent.ditto import PersonalModel
@@ -107,15 +105,6 @@ class _LoadedTask:
     y: Targets
     held_out: Labelled | None
     """Held-out examples that were read with the others; None if they must be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A model version that was verified."""
-
-    sha256: bytes
-    vector: NDArray[np.float32]
-    """Shape (n_values,), and what a local rule sends with it."""
 
 
 class _RoundStopped(Exception):
@@ -168,12 +157,12 @@ class TrainingWork:
             open_by_kind, models=allowed_models, optimised=self._optimised, cache=cache
         )
         self._threads = threads
-        self._task: _PreparedTask | None = None
+        self.task: _PreparedTask | None = None
+        """What was prepared: task and data are on this device and were checked."""
         self._loaded: _LoadedTask | None = None
         self._engine: weakref.ref[Engine] | None = None
         """The last engine that was opened; it is as large as the model, so it is not kept here."""
-        self._coder = Coder()
-        self._evaluated: _Model | None = None
+        self.models = ReceivedModels(host)
 
     @property
     def engine(self) -> Engine | None:
@@ -181,46 +170,9 @@ class TrainingWork:
         return None if self._engine is None else self._engine()
 
     @property
-    def is_prepared(self) -> bool:
-        """Task and data are on this device and were checked."""
-        return self._task is not None
-
-    @property
     def is_warm(self) -> bool:
         """Session and data are in memory."""
         return self._loaded is not None
-
-    @property
-    def n_k(self) -> int:
-        """Training examples of the device; 0 before it is prepared."""
-        return self._task.n_k if self._task is not None else 0
-
-    @property
-    def n_test(self) -> int:
-        """Test examples of the device; 0 before it is prepared."""
-        return self._task.n_test if self._task is not None else 0
-
-    @property
-    def scale(self) -> Scale | None:
-        """Scale of the device's own data; None before it is prepared, and without own data."""
-        return None if self._task is None else self._task.scale
-
-    def has_model(self, train: Train) -> bool:
-        """Return whether the model of a round is on the device since its loss query."""
-        evaluated = self._evaluated
-        return evaluated is not None and evaluated.sha256 == train.model.sha256
-
-    def owner_problem(self, request: Train | EvaluateRequest) -> str:
-        """Return why the owner of this device forbids a request; empty if it is allowed."""
-        if not self._min_noise_multiplier:
-            return ""
-        from fairbed.device_agent.privacy import owner_problem
-
-        return owner_problem(request, self._min_noise_multiplier)
-
-    def drop_evaluated(self) -> None:
-        """Drop the model of the last loss query: this device was not selected."""
-        self._evaluated = None
 
     def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
         """Return the blob to download for a round: the packed model, or the model itself.
@@ -228,13 +180,9 @@ class TrainingWork:
         Raises:
             RoundFailed: The blob does not fit the task.
         """
-        if self._task is None:
+        if self.task is None:
             raise RoundFailed(NO_TASK)
-        return self._coder_for(train).blob_for(train, _layout_of(self._task.spec, train))
-
-    def forget_task(self) -> None:
-        """The device is not prepared until `prepare` has ended."""
-        self._task = None
+        return self.models.blob_for(train, _layout_of(self.task.spec, train))
 
     def prepare(
         self, manifest: Manifest, source: Callable[[Artifact], ExampleSource | None]
@@ -249,10 +197,10 @@ class TrainingWork:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
             OtherTask: The task has a client.
         """
-        self._task = None
+        self.task = None
         self._loaded = None
         try:
-            artifact = self._artifact(manifest)
+            artifact = artifact_in(self._cache, manifest)
             if artifact.client is not None:
                 raise OtherTask
             engine = self._checked(artifact)
@@ -284,7 +232,7 @@ class TrainingWork:
         problem = "" if scale is None or known is None else other_scale(scale, known)
         if problem:
             _log.warning("data: %s", problem)
-        self._task = _PreparedTask(
+        self.task = _PreparedTask(
             manifest, artifact.spec, examples, n_k, positions, n_test, scale, problem
         )
         del engine, held_out
@@ -292,12 +240,12 @@ class TrainingWork:
 
     def close(self) -> None:
         """The task is now one with a client: keep nothing of this one."""
-        self._task = None
+        self.task = None
         self.drop()
 
     def drop(self) -> None:
         """Free session and data, and return the memory to the system."""
-        self._loaded = self._evaluated = None
+        self._loaded = self.models.evaluated = None
         if self._personal is not None:
             self._personal.take_unscored()
         release_memory()
@@ -364,12 +312,12 @@ class TrainingWork:
         except _RoundStopped:
             raise RoundFailed("stopped: the result is no longer needed") from None
         except NotPrepared as exc:
-            self._task = self._loaded = None
+            self.task = self._loaded = None
             raise RoundFailed(one_line(exc)) from exc
         except TrainingDiverged as exc:
             text = one_line(exc)
-            if self._task is not None and self._task.scale_problem:
-                text = f"{text.partition(';')[0]}; {self._task.scale_problem}"
+            if self.task is not None and self.task.scale_problem:
+                text = f"{text.partition(';')[0]}; {self.task.scale_problem}"
             raise RoundFailed(text) from exc
         except _EXPECTED as exc:
             raise RoundFailed(one_line(exc)) from exc
@@ -379,7 +327,7 @@ class TrainingWork:
             raise RoundFailed(f"internal error: {type(exc).__name__}: {one_line(exc)}") from exc
 
     def _run_round(self, job: TrainingJob) -> TrainedUpdate:
-        task, train, watch = self._task, job.train, job.watch
+        task, train, watch = self.task, job.train, job.watch
         if task is None:
             raise NotPrepared(NO_TASK)
         layout = task.spec.layout
@@ -389,7 +337,7 @@ class TrainingWork:
             problem = buffers_problem(layout)
             if problem:
                 raise RoundFailed(problem)
-        model = self._model_of(job, _layout_of(task.spec, train))
+        model = self.models.of_round(job, _layout_of(task.spec, train))
         received = model.vector
         w_t = received[: layout.n_values]
         watch.lap("decode")
@@ -463,7 +411,7 @@ class TrainingWork:
             sent = behaviour.update(w_t, trained, layout.n_params, train.seed)
             if result.returned:
                 sent = np.concatenate([sent, *result.returned.values()])
-            update = self._coder.encode(train, layout, w_t, sent)
+            update = self.models.coder.encode(train, layout, w_t, sent)
         return TrainedUpdate(
             update=update,
             model=model.sha256,
@@ -575,7 +523,7 @@ class TrainingWork:
 
     def _score(self, should_stop: Callable[[], bool]) -> PersonalResult:
         model = None if self._personal is None else self._personal.take_unscored()
-        task, loaded = self._task, self._loaded
+        task, loaded = self.task, self._loaded
         if task is None or loaded is None or model is None:
             raise RoundFailed("personal model: no longer in memory")
         held_out = loaded.held_out or task.examples.held_out()
@@ -587,12 +535,12 @@ class TrainingWork:
         return PersonalResult(n=len(y), loss=max(0.0, loss), quality=quality)
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
-        task, request, watch = self._task, job.request, job.watch
-        self._evaluated = None
+        task, request, watch = self.task, job.request, job.watch
+        self.models.evaluated = None
         if task is None:
             raise NotPrepared(NO_TASK)
         layout, should_stop = _layout_of(task.spec, request), job.should_stop
-        model = self._downloaded(request, layout, job.model, watch, should_stop)
+        model = self.models.downloaded(request, layout, job.model, watch)
         vector = model.vector[: task.spec.layout.n_values]
         watch.lap("decode")
         was_cold = self._loaded is None
@@ -605,7 +553,7 @@ class TrainingWork:
         with self._section("evaluate", should_stop) as meter:
             loss, _ = trainer.evaluate(loaded.engine, vector, x, y, meter)
         watch.lap("evaluate")
-        self._evaluated = model
+        self.models.evaluated = model
         return EvaluationResult(
             loss=max(0.0, loss), n=len(y), was_cold=was_cold, model=model.sha256
         )
@@ -615,18 +563,18 @@ class TrainingWork:
 
         A cold device opens a session of its own and stays cold; the model is not kept.
         """
-        task, request, watch = self._task, job.request, job.watch
+        task, request, watch = self.task, job.request, job.watch
         if task is None:
             raise NotPrepared(NO_TASK)
         layout, should_stop = _layout_of(task.spec, request), job.should_stop
-        model = self._downloaded(request, layout, job.model, watch, should_stop)
+        model = self.models.downloaded(request, layout, job.model, watch)
         vector = model.vector[: task.spec.layout.n_values]
         watch.lap("decode")
         loaded = self._loaded
         with self._section("load", should_stop) as meter:
             vector = self._with_local_values(task, request.local_values, vector, meter)
             if loaded is None:
-                engine = self._opened(self._artifact(task.manifest))
+                engine = self._opened(artifact_in(self._cache, task.manifest))
                 held_out = task.examples.held_out()
             else:
                 engine = loaded.engine
@@ -644,44 +592,6 @@ class TrainingWork:
         if loaded is None:
             release_memory()
         return EvaluationResult(max(0.0, loss), n, loaded is None, model.sha256, quality)
-
-    def _coder_for(self, request: Train | EvaluateRequest) -> Coder:
-        """Return the decoder of a request; a test must not change the base of the next model."""
-        is_test = isinstance(request, EvaluateRequest) and request.split == "test"
-        return Coder() if is_test else self._coder
-
-    def _model_of(self, job: TrainingJob, layout: Layout) -> _Model:
-        """Return the model of a round."""
-        evaluated, self._evaluated = self._evaluated, None
-        if job.model is not None:
-            return self._downloaded(job.train, layout, job.model, job.watch, job.should_stop)
-        if evaluated is None or evaluated.sha256 != job.train.model.sha256:
-            raise DecodeError("model: the evaluated model is no longer on this device")
-        self._coder.keep(job.train, evaluated.vector)
-        job.watch.lap("download")
-        return evaluated
-
-    def _downloaded(
-        self,
-        request: Train | EvaluateRequest,
-        layout: Layout,
-        model: Download,
-        watch: Stopwatch,
-        should_stop: Callable[[], bool],
-    ) -> _Model:
-        """Verify and decode a downloaded model; its hash is that of the request, or it fails."""
-        coder, sha256 = self._coder_for(request), request.model.sha256
-        assert sha256 is not None, "a model has a hash"
-        model.verify()
-        if model.manifest.id == request.model.id:
-            vector = vector_from_bytes(model.data, layout.n_values)
-            watch.lap("download")
-        else:
-            watch.lap("download")
-            with self._section("decode", should_stop):
-                vector = coder.decode(request, layout, model.data)
-        coder.keep(request, vector)
-        return _Model(sha256, vector)
 
     @contextmanager
     def _section(self, name: Section, should_stop: Callable[[], bool]) -> Iterator[Meter]:
@@ -717,17 +627,11 @@ class TrainingWork:
     def _load(self, task: _PreparedTask, meter: Meter) -> _LoadedTask:
         if self._loaded is None:
             (x, y), held_out = task.examples.load(meter)
-            artifact = self._artifact(task.manifest)
+            artifact = artifact_in(self._cache, task.manifest)
             engine = self._opened(artifact)
             self._loaded = _LoadedTask(engine, x, y, held_out)
             trim_heap()
         return self._loaded
-
-    def _artifact(self, manifest: Manifest) -> Artifact:
-        blob = self._cache.get(manifest)
-        if blob is None:
-            raise NotPrepared("task: missing or corrupt on disk; the device downloads it again")
-        return decode_artifact(blob)
 
 
 def _layout_of(spec: TaskSpec, request: Train | EvaluateRequest) -> Layout:

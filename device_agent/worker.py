@@ -6,6 +6,7 @@ the first task, in the thread: with numpy it takes as much memory as half of an 
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -80,6 +81,8 @@ class TrainingThread:
         allowed_models: Collection[str] = (),
         allowed_clients: "Mapping[str, AllowedClient] | None" = None,
     ) -> None:
+        self._min_noise_multiplier = min_noise_multiplier
+
         def make_work() -> "TrainingWork":
             from fairbed.device_agent.training_work import TrainingWork
 
@@ -102,9 +105,9 @@ class TrainingThread:
                 cache,
                 state,
                 threads,
-                min_noise_multiplier,
                 allowed_clients or {},
                 lambda: self._about,
+                self._is_unneeded.is_set,
             )
 
         self._make_work, self._make_client_work = make_work, make_client_work
@@ -113,12 +116,14 @@ class TrainingThread:
         self._has_client = False
         """The last task was one with a client."""
         self._about = ClientAbout(device="", number=0, count=1, run="")
+        self._is_unneeded = threading.Event()
+        """The preparation in progress has ended or was cancelled."""
         self._limiter = anyio.CapacityLimiter(1)
 
     @property
     def is_prepared(self) -> bool:
         """Task and data are on this device and were checked."""
-        return self._work is not None and self._work.is_prepared
+        return self._work is not None and self._work.task is not None
 
     @property
     def is_warm(self) -> bool:
@@ -128,21 +133,21 @@ class TrainingThread:
     @property
     def n_k(self) -> int:
         """Training examples of the device; 0 before it is prepared."""
-        return 0 if self._work is None else self._work.n_k
+        return 0 if self._work is None or self._work.task is None else self._work.task.n_k
 
     @property
     def n_test(self) -> int:
         """Test examples of the device; 0 before it is prepared."""
-        return 0 if self._work is None else self._work.n_test
+        return 0 if self._work is None or self._work.task is None else self._work.task.n_test
 
     @property
     def scale(self) -> Scale | None:
         """Scale of the device's own data; None before it is prepared, and without own data."""
-        return None if self._work is None else self._work.scale
+        return None if self._work is None or self._work.task is None else self._work.task.scale
 
     def has_model(self, train: Train) -> bool:
         """Return whether the model of a round is on the device since its loss query."""
-        return self._work is not None and self._work.has_model(train)
+        return self._work is not None and self._work.models.has(train)
 
     def owner_problem(self, request: Train | EvaluateRequest) -> str:
         """Return why the owner of this device forbids a request; empty if it is allowed.
@@ -150,12 +155,17 @@ class TrainingThread:
         Raises:
             RoundFailed: The device has had no task.
         """
-        return self._prepared().owner_problem(request)
+        self._prepared()
+        if not self._min_noise_multiplier:
+            return ""
+        from fairbed.device_agent.privacy import owner_problem
+
+        return owner_problem(request, self._min_noise_multiplier)
 
     def drop_evaluated(self) -> None:
         """Drop the model of the last loss query: this device was not selected."""
         if self._work is not None:
-            self._work.drop_evaluated()
+            self._work.models.evaluated = None
 
     def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
         """Return the blob to download for a round: the packed model, or the model itself.
@@ -182,8 +192,26 @@ class TrainingThread:
             NotPrepared: Task or data cannot be used, or the engine computes wrong results.
         """
         if self._work is not None:
-            self._work.forget_task()
-        await self._in_thread(lambda: self._prepare(task, source, about), lambda: False)
+            self._work.task = None
+        problem: Exception | None = None
+        self._is_unneeded.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._await_cancellation)
+            try:
+                await self._in_thread(lambda: self._prepare(task, source, about), lambda: False)
+            except Exception as exc:  # which a task group would wrap
+                problem = exc
+            finally:
+                group.cancel_scope.cancel()
+        if problem is not None:
+            raise problem
+
+    async def _await_cancellation(self) -> None:
+        """Note if a preparation is cancelled: the constructor of a client may have no end."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._is_unneeded.set()
 
     def _prepare(
         self,

@@ -263,7 +263,8 @@ def _costs(experiment: Experiment) -> dict[str, str]:
     if replay.costs_from == "shipped" or replay.task_costs is None:
         return {}
     digest = hashlib.sha256(msgspec.json.encode(replay.task_costs, order="sorted")).hexdigest()
-    return {f"costs of {experiment.model.name} from {replay.costs_from}": digest}
+    name = experiment.training.client or experiment.model.name
+    return {f"costs of {name} from {replay.costs_from}": digest}
 
 
 def _cohorts(experiment: Experiment) -> dict[str, str]:

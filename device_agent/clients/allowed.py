@@ -8,7 +8,8 @@ from fairbed.device_agent.clients.process import ClientCode
 from fairbed.device_agent.config import AllowedClient
 from fairbed.device_agent.errors import NotPrepared
 from fairbed.wire.artifact import ClientSource
-from fairbed.wire.client_folder import ClientFolderError, folder_sha256
+from fairbed.wire.client_folder import ClientFolderError, files_of, folder_sha256
+from fairbed.wire.printable import one_line
 
 SHOWN_DIGITS = 12
 """Digits of a hash in an error message."""
@@ -38,9 +39,10 @@ def client_code(
     found = client_hash(name, client)
     if found != source.sha256:
         raise NotPrepared(
-            f"client {name}: {client.folder} must have the code of the run, sha256 "
-            f"{source.sha256.hex()[:SHOWN_DIGITS]}, got {found.hex()[:SHOWN_DIGITS]}; copy the "
-            "folder of the experiment to this device again"
+            f"client {name}: must have the code of the run, sha256 "
+            f"{source.sha256.hex()[:SHOWN_DIGITS]}, got {found.hex()[:SHOWN_DIGITS]} in "
+            f"{client.folder} ({_files(client)}); copy the folder of the experiment to this "
+            "device again"
         )
     return ClientCode(
         kind=source.kind,
@@ -50,6 +52,14 @@ def client_code(
         python=client.python or sys.executable,
         threads=threads,
     )
+
+
+def _files(client: AllowedClient) -> str:
+    """Return how many files a folder has, and the newest one, which may be no code."""
+    folder = folder_of(client)
+    files = files_of(folder)
+    newest = max(files, key=lambda path: (folder / path).stat().st_mtime, default=Path("none"))
+    return f"{len(files)} files, the newest is {one_line(str(newest), 60)}"
 
 
 def folder_of(client: AllowedClient) -> Path:

@@ -32,6 +32,7 @@ from fairbed.device_agent.clients.child.frames import (
     Header,
     Parts,
     encode_frame,
+    enlarge_buffer,
     parts_of,
     size_of,
 )
@@ -308,6 +309,7 @@ class ClientProcess:
             }
             self._link.sendall(encode_frame(about, {})[0])
             self._link.setblocking(False)
+            enlarge_buffer(self._link)
         except OSError as exc:
             self.close()
             raise ClientFailed(f"client: its server must answer, got {exc}") from exc

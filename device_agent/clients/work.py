@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from fairbed.device_agent.cache import BlobCache
 from fairbed.device_agent.clients.allowed import client_code
@@ -28,7 +27,7 @@ from fairbed.device_agent.clients.process import (
     ClientServer,
     ClientStopped,
 )
-from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.coding import ReceivedModel, ReceivedModels, artifact_in
 from fairbed.device_agent.config import AllowedClient
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
@@ -48,7 +47,7 @@ from fairbed.device_agent.jobs import (
 from fairbed.device_agent.memory import release_memory
 from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.stored_vector import ByteStore, StoredBytes
-from fairbed.wire.artifact import Artifact, ClientSource, decode_artifact
+from fairbed.wire.artifact import Artifact, ClientSource
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.evaluation import Quality
 from fairbed.wire.messages import (
@@ -62,7 +61,6 @@ from fairbed.wire.messages import (
 from fairbed.wire.printable import one_line as printed
 from fairbed.wire.scale import Scale
 from fairbed.wire.tensors import Layout, vector_from_bytes
-from fairbed.wire.transfer import Download
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +84,9 @@ STEPS = "steps"
 MAX_METRICS, MAX_METRIC_NAME = 64, 64
 """Bounds of `wire.messages.Metrics`."""
 
-PREPARE_S = 600.0
-"""Longest time of the first start of a client, for which no deadline counts."""
+PREPARE_S = 300.0
+"""Longest time of the first start of a client, for which no deadline counts: half of that of a
+preparation (`Timeouts.prepare_s`), so that this is the reason that is shown."""
 
 _EXPECTED = (AgentError, DecodeError, EncodeError, ValueError, OSError, MemoryError)
 """Errors that task, data, model or machine may cause; any other error is a bug."""
@@ -107,22 +106,14 @@ class _Task:
     n_k: int
     n_test: int
     has_evaluate: bool
+    scale: Scale | None = None
+    """Only native training uses it."""
 
     @property
     def sha256(self) -> bytes:
         """Hash of the task."""
         assert self.manifest.sha256 is not None, "a task has a hash"
         return self.manifest.sha256
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A model version that was verified."""
-
-    sha256: bytes
-    vector: NDArray[np.float32]
-    """Shape (n_values,)."""
-    raw: memoryview
 
 
 class ClientWork:
@@ -133,14 +124,13 @@ class ClientWork:
         cache: Tasks and data on the disk.
         state: Folder of what stays on the device, which may not exist yet.
         threads: Threads of one training step.
-        min_noise_multiplier: Least noise that the owner accepts; 0 accepts training without noise.
         allowed: The clients that the owner allows, by name.
         about: Returns what the client learns of its device and run, at a preparation.
+        is_unneeded: Whether the preparation in progress is no longer needed.
     """
 
     engine: Engine | None = None
     """A client has none: the wait for it ends it."""
-    scale: Scale | None = None
 
     def __init__(
         self,
@@ -148,55 +138,24 @@ class ClientWork:
         cache: BlobCache,
         state: Path,
         threads: int,
-        min_noise_multiplier: float,
         allowed: Mapping[str, AllowedClient],
         about: Callable[[], ClientAbout],
+        is_unneeded: Callable[[], bool],
     ) -> None:
         self._host, self._cache, self._threads = host, cache, threads
         self._store = ByteStore(state, STATE)
         self._files = state.absolute() / FILES
-        self._min_noise_multiplier, self._allowed = min_noise_multiplier, allowed
-        self._about_device, self._coder = about, Coder()
-        self._task: _Task | None = None
-        self._evaluated: _Model | None = None
+        self._allowed, self._about_device, self._is_unneeded = allowed, about, is_unneeded
+        self.models = ReceivedModels(host)
+        self.task: _Task | None = None
+        """What was prepared: task and code are on this device and were checked."""
         self._server: ClientServer | None = None
         self._process: ClientProcess | None = None
-
-    @property
-    def is_prepared(self) -> bool:
-        """Task and code are on this device and were checked."""
-        return self._task is not None
 
     @property
     def is_warm(self) -> bool:
         """The client is in memory."""
         return self._process is not None
-
-    @property
-    def n_k(self) -> int:
-        """Training examples of the device; 0 before it is prepared."""
-        return self._task.n_k if self._task is not None else 0
-
-    @property
-    def n_test(self) -> int:
-        """Test examples of the device; 0 before it is prepared."""
-        return self._task.n_test if self._task is not None else 0
-
-    def has_model(self, train: Train) -> bool:
-        """Return whether the model of a round is on the device since its loss query."""
-        return self._evaluated is not None and self._evaluated.sha256 == train.model.sha256
-
-    def owner_problem(self, request: Train | EvaluateRequest) -> str:
-        """Return why the owner of this device forbids a request; empty if it is allowed."""
-        if not self._min_noise_multiplier:
-            return ""
-        from fairbed.device_agent.privacy import owner_problem
-
-        return owner_problem(request, self._min_noise_multiplier)
-
-    def drop_evaluated(self) -> None:
-        """Drop the model of the last loss query: this device was not selected."""
-        self._evaluated = None
 
     def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
         """Return the blob to download for a round: the packed model, or the model itself.
@@ -204,15 +163,11 @@ class ClientWork:
         Raises:
             RoundFailed: The blob does not fit the task, or the request is not one for a client.
         """
-        if self._task is None:
+        if self.task is None:
             raise RoundFailed(NO_TASK)
         if problem := _not_for_clients(train):
             raise RoundFailed(problem)
-        return self._coder_for(train).blob_for(train, self._task.layout, has_raw=True)
-
-    def forget_task(self) -> None:
-        """The device is not prepared until `prepare` has ended."""
-        self._task = None
+        return self.models.blob_for(train, self.task.layout, has_raw=True)
 
     def prepare(
         self, manifest: Manifest, source: Callable[[Artifact], ExampleSource | None]
@@ -227,18 +182,20 @@ class ClientWork:
             NotPrepared: The client is not allowed, or does not start.
             OtherTask: The task has no client.
         """
-        self._task = None
+        self.task = None
         self.close()
         try:
-            artifact = self._artifact(manifest)
+            artifact = artifact_in(self._cache, manifest)
             if artifact.client is None:
                 raise OtherTask
-            self._task = self._prepared(manifest, artifact, artifact.client, source)
+            self.task = self._prepared(manifest, artifact, artifact.client, source)
         except ClientFailed as exc:
             _log_lines(exc)
             raise NotPrepared(one_line(exc)) from exc
         except ClientStopped:
-            raise NotPrepared(f"client: must start within {PREPARE_S:g} s") from None
+            raise NotPrepared(
+                f"client: must start within {PREPARE_S:g} s; correct what its constructor waits for"
+            ) from None
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
         finally:
@@ -264,14 +221,21 @@ class ClientWork:
         folder = "" if own is None else str(Path(own).expanduser().absolute())
         files, n_k, n_test = dict[str, str](), 0, 0
         examples = source(artifact)
-        if examples is not None:
+        if examples is not None and not artifact.spec.x_shape:
+            _log.warning(
+                "client %s: the run has no data, so that of this device (--data) is not read; for "
+                "a client set clients.%s.data in agent.toml",
+                client.name,
+                client.name,
+            )
+        elif examples is not None:
             with self._host.pace.section("load") as meter:
                 files, n_k, n_test = write_examples(examples, self._cache.folder / "client", meter)
         until, about = time.monotonic() + PREPARE_S, self._about_device()
         task = _Task(
             manifest, layout, client, code, about, folder, files, n_k, n_test, has_evaluate=False
         )
-        opened = self._start(task, lambda: time.monotonic() > until)
+        opened = self._start(task, lambda: self._is_unneeded() or time.monotonic() > until)
         own_n = opened.get("n")
         if not n_k:
             n_k = own_n if type(own_n) is int and own_n > 0 else 1
@@ -279,7 +243,7 @@ class ClientWork:
 
     def drop(self) -> None:
         """End the client, and return the memory to the system."""
-        self._evaluated = None
+        self.models.evaluated = None
         self.close()
         release_memory()
 
@@ -328,7 +292,7 @@ class ClientWork:
             _log_lines(exc)
             raise RoundFailed(one_line(exc)) from exc
         except NotPrepared as exc:
-            self._task = None
+            self.task = None
             raise RoundFailed(one_line(exc)) from exc
         except _EXPECTED as exc:
             self._end_process()
@@ -412,12 +376,12 @@ class ClientWork:
     # Rounds and evaluations.
 
     def _run_round(self, job: TrainingJob) -> TrainedUpdate:
-        task, train, watch = self._task, job.train, job.watch
+        task, train, watch = self.task, job.train, job.watch
         if task is None:
             raise NotPrepared(NO_TASK)
         if problem := _not_for_clients(train) or _not_private(train, task):
             raise RoundFailed(problem)
-        model = self._model_of(job, task)
+        model = self.models.of_round(job, task.layout)
         watch.lap("decode")
         was_cold = self._process is None
         job.progress([Event.DOWNLOADED])
@@ -439,10 +403,10 @@ class ClientWork:
         n_k, metrics = _count(answer, 0 if task.source.kind == "flower" else 1), _metrics(answer)
         if job.should_stop():
             raise ClientStopped
-        self._keep_state(task, train, parts)
         with self._host.pace.section("encode"):
             update, raw_bytes = self._encoded(task, train, model, parts)
-        self._task = replace(task, n_k=max(1, n_k))
+        self._keep_state(task, train, parts)  # last: a round that fails leaves the old state
+        self.task = replace(task, n_k=max(1, n_k))
         is_private = train.privacy is not None
         loss_train = metrics.get(LOSS)
         return TrainedUpdate(
@@ -467,18 +431,18 @@ class ClientWork:
         self,
         process: ClientProcess,
         header: Mapping[str, Any],
-        model: _Model,
+        model: ReceivedModel,
         config: bytes,
         should_stop: Callable[[], bool],
     ) -> tuple[Header, Parts]:
-        assert self._task is not None
+        assert self.task is not None
         begun_s = time.monotonic()
         with self._host.clients.running(process.pid):
             answer, parts = process.request(
                 header,
                 {"vector": model.vector.view(np.uint8).data, "raw": model.raw, "config": config},
                 should_stop,
-                self._task.source.grace_s,
+                self.task.source.grace_s,
             )
             answer["total_s"] = time.monotonic() - begun_s  # before an emulated device catches up
         if answer.get("is") != "done":
@@ -489,7 +453,7 @@ class ClientWork:
         return answer, parts
 
     def _encoded(
-        self, task: _Task, train: Train, model: _Model, parts: Parts
+        self, task: _Task, train: Train, model: ReceivedModel, parts: Parts
     ) -> tuple[memoryview, int]:
         """Return the update as it is sent, and how many bytes of it are raw."""
         w_t, layout = model.vector, task.layout
@@ -507,7 +471,7 @@ class ClientWork:
             trained = privatised(w_t, trained, train.privacy, normals)
         if layout.n_values:
             trained = self._host.behaviour.update(w_t, trained, layout.n_params, train.seed)
-        update = self._coder.encode(train, layout, w_t, trained)
+        update = self.models.coder.encode(train, layout, w_t, trained)
         if raw.nbytes:
             update = memoryview(b"".join([update, raw]))
         return update, raw.nbytes
@@ -527,15 +491,15 @@ class ClientWork:
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
         """Evaluate a model; a test leaves a cold device cold, a loss query keeps the model."""
-        task, request, watch = self._task, job.request, job.watch
+        task, request, watch = self.task, job.request, job.watch
         if task is None:
             raise NotPrepared(NO_TASK)
         if problem := _not_for_clients(request):
             raise RoundFailed(problem)
         is_test = request.split == "test"
         if not is_test:
-            self._evaluated = None
-        model = self._downloaded(request, task, job.model, watch)
+            self.models.evaluated = None
+        model = self.models.downloaded(request, task.layout, job.model, watch)
         watch.lap("decode")
         was_cold = self._process is None
         if not task.has_evaluate:
@@ -561,52 +525,8 @@ class ClientWork:
         if is_test and was_cold:
             self.close()
         if not is_test:
-            self._evaluated = model
+            self.models.evaluated = model
         return _evaluation(answer, parts, was_cold, model.sha256)
-
-    def _coder_for(self, request: Train | EvaluateRequest) -> Coder:
-        """Return the decoder of a request; a test must not change the base of the next model."""
-        is_test = isinstance(request, EvaluateRequest) and request.split == "test"
-        return Coder() if is_test else self._coder
-
-    def _model_of(self, job: TrainingJob, task: _Task) -> _Model:
-        """Return the model of a round."""
-        evaluated, self._evaluated = self._evaluated, None
-        if job.model is not None:
-            return self._downloaded(job.train, task, job.model, job.watch)
-        if evaluated is None or evaluated.sha256 != job.train.model.sha256:
-            raise DecodeError("model: the evaluated model is no longer on this device")
-        self._coder.keep(job.train, evaluated.vector)
-        job.watch.lap("download")
-        return evaluated
-
-    def _downloaded(
-        self,
-        request: Train | EvaluateRequest,
-        task: _Task,
-        model: Download,
-        watch: Stopwatch,
-    ) -> _Model:
-        """Verify and decode a downloaded model; its hash is that of the request, or it fails."""
-        coder, sha256 = self._coder_for(request), request.model.sha256
-        assert sha256 is not None, "a model has a hash"
-        model.verify()
-        data = memoryview(model.data)
-        encoded, raw = data[: model.manifest.vector_bytes], data[model.manifest.vector_bytes :]
-        watch.lap("download")
-        if model.manifest.id == request.model.id:
-            vector = vector_from_bytes(encoded, task.layout.n_values)
-        else:
-            with self._host.pace.section("decode"):
-                vector = coder.decode(request, task.layout, encoded, raw)
-        coder.keep(request, vector)
-        return _Model(sha256, vector, raw)
-
-    def _artifact(self, manifest: Manifest) -> Artifact:
-        blob = self._cache.get(manifest)
-        if blob is None:
-            raise NotPrepared("task: missing or corrupt on disk; the device downloads it again")
-        return decode_artifact(blob)
 
 
 def _log_lines(exc: ClientFailed) -> None:

@@ -60,6 +60,7 @@ from fairbed.testbed.run.preflight import (
 )
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.messages import CODECS, Capabilities
+from fairbed.wire.tensors import Layout
 
 FORWARD_RATIO = 1 / 3
 """Cost of a forward pass relative to a training pass, counted in matrix products: a backward pass
@@ -97,6 +98,8 @@ class ReplaySetup:
     """Hashes of what was read."""
     part_sizes: Ints | None = None
     """Examples that each device computes at once, shape (N,), where its memory decides it."""
+    costs_of: str = ""
+    """Where the times of a client come from, as a line."""
 
     def findings(self) -> Iterator[PreflightFinding]:
         """Yield the warnings about settings before the first round."""
@@ -108,6 +111,8 @@ class ReplaySetup:
             yield PreflightFinding("not-replayed", self.left_out, "warning")
         if (costs := self.experiment.replay.task_costs) is not None:
             yield from unknown_memory(self.experiment.model.name, costs.work, costs.memory)
+        if self.costs_of:
+            yield PreflightFinding("costs", self.costs_of, "warning")
         for line in self.unlikely:
             yield PreflightFinding("magnitude", line, "warning")
         if self.artifact is not None:
@@ -196,11 +201,11 @@ def _check(experiment: Experiment) -> None:
     Raises:
         ExperimentError: They do not fit together.
     """
-    if (client := experiment.training.client) is not None:
-        raise ExperimentError(
-            f"training.client: must be left out of a replay, got {client!r}: nothing is known of "
-            "the times of its training but what a live run measures; use fairbed run"
-        )
+    if experiment.training.client is not None:
+        from fairbed.testbed.replay.client_run import client_problem
+
+        if problem := client_problem(experiment):
+            raise ExperimentError(problem)
     if not experiment.fleet:
         raise ExperimentError(
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a population "
@@ -333,6 +338,8 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
                 f"fleet[{number}].profile: must be given for a replay, got none; create a profile "
                 "of this machine with fairbed record"
             )
+    if experiment.training.client is not None:
+        return _client_fleet_setup(experiment)
     if is_vector_fleet(experiment):
         return _vector_fleet_setup(experiment, dataset)
     devices = plan_fleet(_in_reference_cores(experiment), os.environ)
@@ -349,7 +356,10 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     sizes = _part_sizes(experiment, artifact, names, np.array(memory), examples)
     conditions = columns_of(devices)
     lengths = _lengths(dataset, data, examples, costs)
-    world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes, lengths)
+    layout, example_bytes = artifact.spec.layout, dataset.example_bytes
+    world, decisions = _world(
+        experiment, layout, example_bytes, conditions, examples, sizes, lengths
+    )
     base = _base_downloads(artifact, world)
     rows = [*_device_rows(devices, examples, base), *(device.truth_row() for device in devices)]
     powers = [phase_power(device.profile) for device in devices]
@@ -366,6 +376,33 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
         left_out=not_replayed(devices, experiment.emulation.congestion),
         unlikely=unlikely_numbers(devices),
         part_sizes=sizes if experiment.training.micro_batch == "auto" else None,
+    )
+
+
+def _client_fleet_setup(experiment: Experiment) -> ReplaySetup:
+    """Return the setup of a replay without training whose times are those of a client."""
+    from fairbed.testbed.replay.client_run import read_client_run, with_costs_of
+
+    devices = plan_fleet(_in_reference_cores(experiment), os.environ)
+    names = [device.spec.name for device in devices]
+    run = read_client_run(experiment)
+    experiment = with_costs_of(experiment, run)
+    examples = run.examples(names)
+    sizes = np.full(len(names), experiment.training.part_size, dtype=np.int64)
+    world, decisions = _world(
+        experiment, run.layout, 0, columns_of(devices), examples, sizes, raw_bytes=run.raw_bytes
+    )
+    return ReplaySetup(
+        experiment,
+        names,
+        world,
+        decisions,
+        [*_device_rows(devices, examples, None), *(device.truth_row() for device in devices)],
+        attacks={row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None},
+        powers=[phase_power(device.profile) for device in devices],
+        left_out=not_replayed(devices, experiment.emulation.congestion),
+        unlikely=unlikely_numbers(devices),
+        costs_of=run.line,
     )
 
 
@@ -433,7 +470,10 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     assert experiment.replay.task_costs is not None, "with_costs has set it"
     lengths = _lengths(dataset, data, examples, experiment.replay.task_costs)
     sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)
-    world, decisions = _world(experiment, dataset, artifact, conditions, examples, sizes, lengths)
+    layout, example_bytes = artifact.spec.layout, dataset.example_bytes
+    world, decisions = _world(
+        experiment, layout, example_bytes, conditions, examples, sizes, lengths
+    )
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
     base = _base_downloads(artifact, world)
     records = partial(fleet.device_records, examples=examples, base=base)
@@ -466,12 +506,13 @@ def _part_sizes(
 
 def _world(
     experiment: Experiment,
-    dataset: Dataset,
-    artifact: Artifact,
+    layout: Layout,
+    example_bytes: int,
     conditions: tuple[MeanConditions, VaryingConditions],
     examples: Ints,
     sizes: Ints,
     lengths: Ints | None = None,
+    raw_bytes: int = 0,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
     config = experiment.coordinator()
@@ -480,12 +521,12 @@ def _world(
     assert costs is not None, "with_costs has set it"
     world = ProfileWorld(
         *conditions,
-        Sizes.of(config, artifact.spec.layout, decisions.vector_counts),
+        Sizes.of(config, layout, decisions.vector_counts, raw_bytes),
         Work.of(
             config,
             costs,
             examples,
-            examples * dataset.example_bytes,
+            examples * example_bytes,
             needs_loss=decisions.aggregator.needs_loss,
             sample=_sample(decisions),
             part_size=sizes,

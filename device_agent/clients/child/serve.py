@@ -49,6 +49,7 @@ from fairbed.device_agent.clients.child.frames import (
     FrameError,
     Header,
     Parts,
+    enlarge_buffer,
     receive_frame,
     send_frame,
 )
@@ -475,6 +476,7 @@ class Server:
             "import_cpu_s": self._import_cpu_s,
         }
         send_frame(link, forked, {})
+        enlarge_buffer(link)
         _Fork(link, self._kind, self._loaded, self._loading.folder).run()
 
 

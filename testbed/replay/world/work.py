@@ -37,7 +37,11 @@ class Sizes:
 
     @classmethod
     def of(
-        cls, config: CoordinatorConfig, layout: Layout, vector_counts: tuple[int, int] = (0, 0)
+        cls,
+        config: CoordinatorConfig,
+        layout: Layout,
+        vector_counts: tuple[int, int] = (0, 0),
+        raw_bytes: int = 0,
     ) -> "Sizes":
         """Return the sizes that the coordinator of a run would agree on.
 
@@ -45,17 +49,18 @@ class Sizes:
             config: The codecs.
             layout: Layout of the model.
             vector_counts: Vectors of the local rule that follow a model, and that follow an update.
+            raw_bytes: Bytes of a client that follow a model and an update.
         """
         agreement = CodecAgreement(config.exchange, layout, "replay", vector_counts)
         whole, up = agreement.sizes(ANY_DEVICE, None)
         codec, sent = agreement.down, agreement.down_layout
         down = whole if codec is None else packed_bytes(codec, sent)
         return cls(
-            whole_bytes=whole,
-            packed_bytes=down,
+            whole_bytes=whole + raw_bytes,
+            packed_bytes=down + raw_bytes,
             codec_down=config.exchange.down,
             is_delta=config.exchange.down == "delta",
-            up_bytes=up,
+            up_bytes=up + raw_bytes,
             codec_up=config.exchange.up,
             slots=upload_slots(agreement.memory_bytes),
         )
@@ -132,7 +137,7 @@ class Work:
         """
         training, n = config.training, len(examples)
         size = training.part_size if part_size is None else part_size
-        steps = _steps(training.hyperparameters(1), examples)
+        steps = steps_of(training.hyperparameters(1), examples)
         counts = examples[:, np.newaxis] if lengths is None else lengths
         evaluate_s = _forward_pass_s(costs, counts)
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
@@ -152,7 +157,7 @@ class Work:
         )
 
 
-def _steps(h: Hyperparameters, examples: Ints) -> Ints:
+def steps_of(h: Hyperparameters, examples: Ints) -> Ints:
     """Return the mini-batches of local training, shape (N,)."""
     steps: Ints = h.epochs * -(-examples // h.batch_size)
     return steps if h.max_steps is None else np.minimum(steps, h.max_steps)
@@ -178,7 +183,7 @@ def _personal_s(
     is_fixed, examples = settings.choice == "fixed", counts.sum(axis=1)
     drawn = np.zeros_like(examples) if is_fixed else validation_size(examples)
     left = examples - drawn
-    steps = _steps(h, left)
+    steps = steps_of(h, left)
     section_s = _train_s(costs, share_of(counts, left), steps, h.batch_size, part_size)
     if is_fixed:
         return section_s

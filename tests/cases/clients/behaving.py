@@ -17,6 +17,9 @@ class Client:
         how = context.options.get("constructor")
         if how == "raise":
             raise RuntimeError("no camera")
+        if how == "hang":
+            note(context, [os.getpid()])
+            time.sleep(987)
         if how == "folder":
             self.n_examples = len(os.listdir(context.folder))
 
@@ -41,7 +44,7 @@ class Client:
         arrays["trees"] += b"tree,"
         context.state["rounds"] = context.state.get("rounds", 0) + 1
         context.state["last"] = arrays["w"].copy()
-        if how:
+        if how and context.number == context.options.get("only", context.number):
             misbehave(how, arrays, context)
         return arrays, n, {"rounds": context.state["rounds"], "number": context.number}
 
@@ -107,6 +110,10 @@ def misbehave(how, arrays, context):
         arrays["w"] = np.array([[object()] * 3] * 2)
     if how == "large state":
         context.state["cache"] = bytes(3000)
+    if how == "large":
+        arrays["trees"] = bytes(150_000)
+    if how == "huge":
+        arrays["trees"] = bytes(300_000)
     if how == "object in state":
         context.state["model"] = object()
     if how == "processes":

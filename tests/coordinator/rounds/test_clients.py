@@ -13,6 +13,7 @@ from fairbed.coordinator.algorithms.aggregation.raw import RawRule, decode_raw
 from fairbed.coordinator.policy.config import (
     CoordinatorConfig,
     ExchangeConfig,
+    LimitsConfig,
     RoundConfig,
     SelectionConfig,
     TrainingConfig,
@@ -46,10 +47,15 @@ class Numbers:
 
 @asynccontextmanager
 async def clients(
-    folder: Path, rule: str = "largest", allowed: Any = ALLOWED, names: Any = ("pi-0", "pi-1")
+    folder: Path,
+    rule: str = "largest",
+    allowed: Any = ALLOWED,
+    names: Any = ("pi-0", "pi-1"),
+    **options: str | int,
 ) -> AsyncIterator[Lab]:
     """Yield a lab whose task has the client of tests, with agents that may run it."""
-    async with lab(folder, agents=0, artifact=client_artifact()) as place:
+    artifact = client_artifact(options=tuple(options.items()))
+    async with lab(folder, agents=0, artifact=artifact) as place:
         place.has_evaluator, place.has_shards, place.places = False, False, Numbers()
         place.setup = {
             "vector": VECTOR,
@@ -97,6 +103,22 @@ async def test_floats_merge_by_the_rule_and_raw_arrays_by_theirs(tmp_path: Path)
         ("pi-1", 1.0),
     }
     assert summary.accuracy.mean is None, "no test was asked for"
+
+
+async def test_an_update_above_the_limit_is_not_received_and_others_go_on(tmp_path: Path) -> None:
+    limits = LimitsConfig(raw_bytes=100_000)
+    async with clients(tmp_path, how="large", only=1) as place:
+        assert await place.run(settings(limits=limits)) == "done"
+    with place.reader() as reader:
+        exchanges, raw = reader.exchanges(), decode_raw(reader.final_raw())
+    found = {(x.device, x.outcome, x.bytes_up > 100_000) for x in exchanges}
+    assert found == {("pi-0", "done", False), ("pi-1", "rejected", False)}
+    assert {
+        "update: must have at most 100000 raw bytes (limits.raw_bytes), got 150" in str(x.reason)
+        for x in exchanges
+        if x.device == "pi-1"
+    } == {True}
+    assert raw["trees"] == b"tree,tree,tree,"
 
 
 async def test_a_device_whose_owner_does_not_allow_the_client_is_refused_and_others_go_on(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,17 @@ def test_clients_are_forks_of_one_import_and_share_its_memory(server: ClientServ
     first.close()
     assert fit(second)["n"] == 4
     second.close()
+
+
+def test_a_socket_takes_more_than_usual_at_a_time(server: ClientServer) -> None:
+    process = opened(server)
+    usual, other = socket.socketpair()
+    with usual, other:
+        sizes = [
+            link.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for link in (process._link, usual)
+        ]
+    assert sizes[0] >= 2 * sizes[1]
+    process.close()
 
 
 def private_bytes(pid: int) -> int:

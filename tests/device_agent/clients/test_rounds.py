@@ -5,11 +5,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from msgspec import structs
 
+from fairbed.device_agent.clients import work
 from fairbed.device_agent.config import AllowedClient
+from fairbed.testbed.experiment.client_task import client_spec
+from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.client_folder import files_of
 from fairbed.wire.codecs import codec_named, packed_bytes, unpack
 from fairbed.wire.messages import (
@@ -30,6 +34,7 @@ from tests.device_agent.clients.client import (
     NAME,
     RAW,
     VECTOR,
+    client_artifact,
     client_task,
     config,
     raw_arrays,
@@ -154,6 +159,21 @@ async def test_examples_of_a_shard_are_files_that_the_client_maps(allowed: Agent
         assert offer.n_k == 17
 
 
+async def test_a_run_without_data_does_not_read_those_of_the_device(
+    allowed: AgentSetup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are of other classes, and another device of the run has none."""
+    allowed.data = tmp_path / "own.npz"
+    np.savez(allowed.data, x=np.zeros((30, 4), np.float32), y=np.arange(30))
+    artifact = client_artifact()
+    spec = client_spec("behaving:Client", LAYOUT, None)
+    async with allowed.running() as (_, coordinator):
+        await join(coordinator, encode_artifact(structs.replace(artifact, spec=spec)))
+        offer, _, _ = await trained(coordinator, 1)
+        assert offer.n_k == 4, "as without examples"
+    assert "(--data) is not read; for a client set clients.behaving.data" in caplog.text
+
+
 # Failures.
 
 
@@ -169,6 +189,8 @@ FAILURES = {
     "missing": "client: fit: must have the arrays that fit was given, but 'b' is missing",
     "pickle": "client: fit: array w: must be an array of floats, integers or booleans, got dtype "
     "object",
+    "large": "client: its arrays must have at most 100,000 bytes, got 150,",
+    "huge": "client: payload: must have at most 202000 bytes, got 300",
     "large state": "client: its state must have at most 2,000 bytes, got 3,",
     "object in state": "client: state: values.model: must be a number, a text or bytes, or a list "
     "of these, got object",
@@ -176,8 +198,9 @@ FAILURES = {
 
 
 async def test_each_failure_costs_one_exchange(
-    allowed: AgentSetup, caplog: pytest.LogCaptureFixture
+    allowed: AgentSetup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(work, "MAX_VECTOR_BYTES", 100_000)
     async with allowed.running() as (_, coordinator):
         await join(coordinator, client_task(state_bytes=2000))
         round_id = 0
@@ -226,6 +249,27 @@ async def test_a_client_that_stops_at_the_deadline_has_not_trained(
         assert reason == "the deadline of 2 s has passed"
         offer, _, _ = await trained(coordinator, 3, keep_warm=True)
         assert offer.metrics["rounds"] == 2.0
+
+
+async def test_a_constructor_without_an_end_is_named_and_ends_with_the_agent(
+    allowed: AgentSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed.clients[NAME] = structs.replace(ALLOWED[NAME], data=str(tmp_path))
+    task = client_task(options=(("constructor", "hang"),))
+    with monkeypatch.context() as short:
+        short.setattr(work, "PREPARE_S", 1.0)
+        async with allowed.running() as (_, coordinator):
+            await coordinator.welcome(task, None)
+            reason = (await coordinator.expect(Trouble)).reason
+    assert reason == "client: must start within 1 s; correct what its constructor waits for"
+    noted = tmp_path / "pids"
+    noted.unlink(missing_ok=True)
+    async with allowed.running() as (_, coordinator):
+        await coordinator.welcome(task, None)
+        with anyio.fail_after(30.0):
+            while not noted.exists():  # noqa: ASYNC110 - of another process
+                await anyio.sleep(0.01)
+    await_end([int(noted.read_text())])
 
 
 async def test_a_bomb_of_processes_is_ended(allowed: AgentSetup) -> None:

@@ -17,6 +17,7 @@ from fairbed.coordinator.algorithms.aggregation.raw import decode_raw
 from fairbed.coordinator.report.summary import RunSummary, summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.host.broker_process import find_mosquitto
 from tests.processes import still_running
 from tests.testbed.small_run import Running, running
@@ -346,6 +347,64 @@ def test_data_may_be_missing_for_a_client_only(
 ) -> None:
     assert play(tmp_path, "", **settings(data__dataset="none")) != 0
     assert 'data.dataset must not be "none" without training.client' in capsys.readouterr().err
+
+
+@needs_broker
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("Softmax", settings(aggregation__raw="largest")),
+        ("OwnData", settings(aggregation__raw="sum", data__dataset="none")),
+    ],
+)
+def test_a_replay_of_the_selection_takes_sizes_and_times_of_a_live_run(
+    name: str, others: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = f'client = "softmax:{name}"\nclient_folder = "{CODE}"'
+    live, out = tmp_path / "run", tmp_path / "replay"
+    extra = settings(fleet__0__profile="raspberry-pi-4b", rounds=2) | others
+    assert play(tmp_path, client, **extra) == 0
+    command = ["replay", str(live / "experiment.toml"), "--no-training", "--out", str(out)]
+    more = ["--set", f"replay.costs_from={live}", "--set", "rounds=20"]
+    capsys.readouterr()
+    assert main([*command, *more, "--set", "fleet.0.count=4"]) == 0
+    line = (
+        f"nothing is trained: the times of softmax:{name} are medians of 6 exchanges of 3 devices"
+    )
+    assert line in capsys.readouterr().err
+    with RunReader(live) as reader, RunReader(out) as replay:
+        measured, replayed = reader.exchanges(), replay.exchanges()
+        last = {x.bytes_up for x in measured if x.round == 2}
+        assert line in [e.text.partition(" in ")[0] for _, e in replay.events()]
+    assert len(replayed) == 60
+    assert {x.bytes_up for x in replayed} == {x.bytes_down for x in replayed} == last
+    n_k = {x.device: x.n_k for x in measured}
+    assert {x.device: x.n_k for x in replayed if x.device in n_k} == n_k
+    cost_s = np.median([(x.train_cpu_s or 0.0) / x.n_k for x in measured])
+    of_one = [(x.train_s or 0.0) / x.n_k for x in replayed]
+    assert of_one == pytest.approx([of_one[0]] * 60), "one cost per example, of one profile"
+    costs = load_experiment(out / "experiment.toml").replay.task_costs
+    assert costs is not None
+    assert costs.example_s == pytest.approx(cost_s)
+    assert costs.load_s > 0.0
+
+
+@pytest.mark.parametrize(
+    ("run", "problem"),
+    [
+        ("absent", "must be a live run of softmax:Softmax on emulated devices, got"),
+        ("shipped", "training.client: must be left out of a replay that trains, got 'softmax:So"),
+    ],
+)
+def test_a_replay_without_a_run_of_its_client_is_refused(
+    run: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.toml"
+    text = EXPERIMENT.format(training=OF_CLIENT) + 'profile = "raspberry-pi-4b"\n'
+    file.write_text(text, encoding="utf-8")
+    options = ["--no-training", "--set", f"replay.costs_from={run}"]
+    assert main(["replay", str(file), "--out", str(tmp_path / "run"), *options]) != 0
+    assert problem in capsys.readouterr().err
 
 
 def test_a_replay_has_no_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
