@@ -15,6 +15,7 @@ import pytest
 
 from fairbed.device_agent.clients.child.flower import node_id
 from fairbed.device_agent.clients.child.frames import Closed
+from fairbed.device_agent.clients.process import WATCHING
 from fairbed.wire.records import Record, decode_records, encode_records
 from tests.testbed.flower import app_run
 from tests.testbed.flower.app_run import LIMIT_S, AppRun, Clients
@@ -239,13 +240,13 @@ def test_the_process_ends_with_its_connection_and_its_parent(
     starter = (
         "import os, socket, subprocess, sys\n"
         "ours, its = socket.socketpair()\n"
-        "child = subprocess.Popen([sys.argv[1], sys.argv[2], str(its.fileno()), str(os.getpid())],"
-        " pass_fds=[its.fileno(), ours.fileno()])\n"
+        "child = subprocess.Popen([*sys.argv[1:], str(its.fileno())],"
+        " stdin=subprocess.PIPE, pass_fds=[its.fileno(), ours.fileno()])\n"
         "print(child.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", starter, flower_python, str(app_run.SERVER)],
+        [sys.executable, "-c", starter, flower_python, str(WATCHING), "", str(app_run.SERVER)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as parent:

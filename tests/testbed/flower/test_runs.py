@@ -188,7 +188,10 @@ def test_an_app_that_fails_ends_the_run_in_one_line(
 def test_a_killed_run_goes_on_from_the_last_arrays(
     tmp_path: Path, run_app: RunApp, flower_python: str
 ) -> None:
-    given = experiment(flower_python, ODD, {"flower.config.num-server-rounds": 30})
+    mark = str(tmp_path)
+    changes = {"num-server-rounds": 30, "what": "starts", "mark": mark}
+    settings = {f"flower.config.{key}": value for key, value in changes.items()}
+    given = experiment(flower_python, ODD, settings)
     file, folder = tmp_path / "app.toml", tmp_path / "run"
     file.write_text(fairbed_toml(given), encoding="utf-8")
     command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", "--headless"]
@@ -197,16 +200,27 @@ def test_a_killed_run_goes_on_from_the_last_arrays(
         while time.monotonic() < ends and not _closed_rounds(folder) >= 3:
             time.sleep(0.05)
         children = psutil.Process(process.pid).children(recursive=True)
+        started = _with_argument(mark)
+        assert len(started) == 2 * (1 + DEVICES), "of the ServerApp, and of each ClientApp"
         os.kill(process.pid, signal.SIGKILL)
-    assert not psutil.wait_procs(children, 10.0)[1], "all that it has started ends with it"
+    left = psutil.wait_procs({*children, *started}, 10.0)[1]
+    for each in left:
+        each.kill()
+    assert not left, "all that it, or code of the user, has started ends with it"
     done = _closed_rounds(folder)
     assert 3 <= done < 30
     assert np.all(arrays(folder)[0] == done)
     run = fairbed.run(folder)
     assert run.status == "done"
+    assert not _with_argument(mark), "of a run that has ended by itself"
     assert np.all(arrays(folder)[0] == 30.0)
     (text,) = rows(run, "SELECT text FROM event WHERE kind = 'resumed' AND text LIKE '%app%'")[0]
     assert "lost" in text
+
+
+def _with_argument(text: str) -> list[psutil.Process]:
+    """Return the processes whose last argument is a text."""
+    return [x for x in psutil.process_iter(["cmdline"]) if (x.info["cmdline"] or [""])[-1] == text]
 
 
 def _closed_rounds(folder: Path) -> int:
