@@ -191,7 +191,8 @@ def test_a_killed_run_goes_on_from_the_last_arrays(
     mark = str(tmp_path)
     changes = {"num-server-rounds": 30, "what": "starts", "mark": mark}
     settings = {f"flower.config.{key}": value for key, value in changes.items()}
-    given = experiment(flower_python, ODD, settings)
+    app = shutil.copytree(ODD, tmp_path / "app")
+    given = experiment(flower_python, app, settings)
     file, folder = tmp_path / "app.toml", tmp_path / "run"
     file.write_text(fairbed_toml(given), encoding="utf-8")
     command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", "--headless"]
@@ -210,6 +211,12 @@ def test_a_killed_run_goes_on_from_the_last_arrays(
     done = _closed_rounds(folder)
     assert 3 <= done < 30
     assert np.all(arrays(folder)[0] == done)
+    for name in ("odd_app.py", "pyproject.toml"):
+        text = (app / name).read_text(encoding="utf-8")
+        (app / name).write_text(text.replace("fraction-train", "share-train"), encoding="utf-8")
+        with pytest.raises(UsageError, match=f"{app}: must have the code with which the run beg"):
+            fairbed.run(folder)
+        (app / name).write_text(text, encoding="utf-8")
     run = fairbed.run(folder)
     assert run.status == "done"
     assert not _with_argument(mark), "of a run that has ended by itself"
