@@ -185,26 +185,39 @@ def test_an_app_that_fails_ends_the_run_in_one_line(
     assert "\n" not in str(failure.value)
 
 
+def killed(
+    settings: Mapping[str, Any], python: str, tmp_path: Path
+) -> tuple[Path, list[psutil.Process]]:
+    """Run an app, and kill its coordinator after round 3.
+
+    Returns:
+        The folder of the run, and all processes that had been started for it.
+    """
+    app = shutil.copytree(ODD, tmp_path / "app")
+    file, folder = tmp_path / "app.toml", tmp_path / "run"
+    file.write_text(fairbed_toml(experiment(python, app, settings)), encoding="utf-8")
+    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", "--headless"]
+    with subprocess.Popen([*command, str(file), "--out", str(folder)]) as process:
+        ends = time.monotonic() + 60.0
+        while time.monotonic() < ends and not _closed_rounds(folder) >= 3:
+            time.sleep(0.05)
+        started = psutil.Process(process.pid).children(recursive=True)
+        if "flower.config.mark" in settings:
+            marked = _with_argument(settings["flower.config.mark"])
+            assert len(marked) == 2 * (1 + DEVICES), "of the ServerApp, and of each ClientApp"
+            started += marked
+        os.kill(process.pid, signal.SIGKILL)
+    return folder, started
+
+
 def test_a_killed_run_goes_on_from_the_last_arrays(
     tmp_path: Path, run_app: RunApp, flower_python: str
 ) -> None:
     mark = str(tmp_path)
     changes = {"num-server-rounds": 30, "what": "starts", "mark": mark}
     settings = {f"flower.config.{key}": value for key, value in changes.items()}
-    app = shutil.copytree(ODD, tmp_path / "app")
-    given = experiment(flower_python, app, settings)
-    file, folder = tmp_path / "app.toml", tmp_path / "run"
-    file.write_text(fairbed_toml(given), encoding="utf-8")
-    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", "--headless"]
-    with subprocess.Popen([*command, str(file), "--out", str(folder)]) as process:
-        ends = time.monotonic() + 60.0
-        while time.monotonic() < ends and not _closed_rounds(folder) >= 3:
-            time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
-        started = _with_argument(mark)
-        assert len(started) == 2 * (1 + DEVICES), "of the ServerApp, and of each ClientApp"
-        os.kill(process.pid, signal.SIGKILL)
-    left = psutil.wait_procs({*children, *started}, 10.0)[1]
+    folder, started = killed(settings, flower_python, tmp_path)
+    left = psutil.wait_procs(started, 10.0)[1]
     for each in left:
         each.kill()
     assert not left, "all that it, or code of the user, has started ends with it"
@@ -212,17 +225,37 @@ def test_a_killed_run_goes_on_from_the_last_arrays(
     assert 3 <= done < 30
     assert np.all(arrays(folder)[0] == done)
     for name in ("odd_app.py", "pyproject.toml"):
-        text = (app / name).read_text(encoding="utf-8")
-        (app / name).write_text(text.replace("fraction-train", "share-train"), encoding="utf-8")
-        with pytest.raises(UsageError, match=f"{app}: must have the code with which the run beg"):
+        file = tmp_path / "app" / name
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("fraction-train", "share-train"), encoding="utf-8")
+        with pytest.raises(UsageError, match=r"/app: must have the code with which the run beg"):
             fairbed.run(folder)
-        (app / name).write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     run = fairbed.run(folder)
     assert run.status == "done"
     assert not _with_argument(mark), "of a run that has ended by itself"
     assert np.all(arrays(folder)[0] == 30.0)
     (text,) = rows(run, "SELECT text FROM event WHERE kind = 'resumed' AND text LIKE '%app%'")[0]
     assert "lost" in text
+
+
+def test_a_killed_run_whose_floats_we_merge_goes_on(
+    tmp_path: Path, run_app: RunApp, flower_python: str
+) -> None:
+    settings = {"flower.merge": "ours", "aggregation.raw": "max", "selection.policy": "rbcs-f"}
+    settings |= {"selection.per_round": 2, "flower.config.num-server-rounds": 30}
+    folder, _ = killed(settings, flower_python, tmp_path)
+    done = _closed_rounds(folder)
+    assert 3 <= done < 30
+    run = fairbed.run(folder)
+    assert run.status == "done"
+    checkpoint = stored_checkpoint(folder)
+    assert checkpoint is not None
+    assert np.all(checkpoint.model == 30.0)
+    assert np.array_equal(arrays(folder)[0], [30, 30, 30])
+    cohorts = rows(run, "SELECT round, count(*) FROM exchange GROUP BY round")
+    assert cohorts == [(number, 2) for number in range(1, 31)]
+    assert run.summary.fairness.invariant_holds is True
 
 
 def _with_argument(text: str) -> list[psutil.Process]:
