@@ -179,6 +179,11 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
         return ", ".join(filter(None, (local, self.aggregation.steps)))
 
     @property
+    def can_be_replayed(self) -> bool:
+        """Whether the run can be replayed; one with a client, or with an app, cannot."""
+        return self.training.client is None
+
+    @property
     def beta(self) -> float | None:
         """Guaranteed selection rate; None when the policy guarantees none."""
         return self.selection.beta if self.selection.policy in GUARANTEEING else None

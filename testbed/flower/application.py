@@ -345,6 +345,10 @@ def _problem(experiment: Experiment, settings: FlowerConfig) -> str:
             "selection.variant: must not ask devices for losses before a selection with a Flower "
             'app; use "rpow-d" with flower.loss_metric'
         )
-    if settings.merge == "ours" and experiment.selection.policy == APP:
-        return ""
+    per_round, devices = experiment.selection.per_round, experiment.shards
+    if experiment.selection.policy != APP and per_round > devices:
+        return (
+            f"selection.per_round: must be at most the {devices} devices of the fleet, got "
+            f"{per_round}; lower it or add devices"
+        )
     return ""

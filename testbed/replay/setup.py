@@ -196,11 +196,8 @@ def _check(experiment: Experiment) -> None:
     Raises:
         ExperimentError: They do not fit together.
     """
-    if (client := experiment.training.client) is not None:
-        raise ExperimentError(
-            f"training.client: must be left out of a replay, got {client!r}: nothing is known of "
-            "the times of its training but what a live run measures; use fairbed run"
-        )
+    if problem := experiment.replay_problem:
+        raise ExperimentError(problem)
     if not experiment.fleet:
         raise ExperimentError(
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a population "

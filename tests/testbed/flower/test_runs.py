@@ -18,6 +18,8 @@ import pytest
 
 import fairbed
 from fairbed import RunError, UsageError
+from fairbed.coordinator.report.result import next_commands, result_of
+from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.store import stored_checkpoint
 from fairbed.testbed.host.broker_process import find_mosquitto
 from fairbed.wire.records import decode_records
@@ -117,6 +119,10 @@ def test_floats_are_merged_by_our_rule(run_app: RunApp) -> None:
     assert np.all(checkpoint.model == 3.0)
     assert np.array_equal(arrays(run.folder)[0], [3, 3, 3])
     assert run.summary.aggregation.rule == "fedavg"
+    with RunReader(run.folder) as reader:
+        offered = [command for _, _, command in next_commands(result_of(reader))]
+    assert offered
+    assert not any("replay" in command for command in offered), "it would be refused"
 
 
 def test_a_client_that_ends_fails_its_exchange_alone(run_app: RunApp) -> None:
@@ -242,8 +248,13 @@ def test_a_killed_run_goes_on_from_the_last_arrays(
 def test_a_killed_run_whose_floats_we_merge_goes_on(
     tmp_path: Path, run_app: RunApp, flower_python: str
 ) -> None:
-    settings = {"flower.merge": "ours", "aggregation.raw": "max", "selection.policy": "rbcs-f"}
-    settings |= {"selection.per_round": 2, "flower.config.num-server-rounds": 30}
+    settings = {
+        "flower.merge": "ours",
+        "aggregation.raw": "max",
+        "selection.policy": "rbcs-f",
+        "selection.per_round": 2,
+        "flower.config.num-server-rounds": 30,
+    }
     folder, _ = killed(settings, flower_python, tmp_path)
     done = _closed_rounds(folder)
     assert 3 <= done < 30
