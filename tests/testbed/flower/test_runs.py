@@ -19,8 +19,10 @@ import pytest
 import fairbed
 from fairbed import RunError, UsageError
 from fairbed.coordinator.report.result import next_commands, result_of
+from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.store import stored_checkpoint
+from fairbed.coordinator.tui.screens.round import read_round
 from fairbed.testbed.host.broker_process import find_mosquitto
 from fairbed.wire.records import decode_records
 
@@ -87,8 +89,23 @@ def test_an_app_runs_as_it_is(run_app: RunApp, examples: Path) -> None:
     assert accuracy[1][1] > accuracy[0][1] > 0.5
     named = {x[0] for x in rows(run, "SELECT DISTINCT name FROM client_metric")}
     assert {"loss", "loss-before", "num-examples", "accuracy"} <= named
-    said = rows(run, "SELECT text FROM event WHERE kind = 'metrics'")
-    assert any("the server: loss" in text for (text,) in said)
+    query = "SELECT phase, name, round, n FROM client_metric WHERE device = '' ORDER BY 1, 2, 3"
+    assert [x for x in rows(run, query) if x[1] in ("accuracy", "loss")] == [
+        *(("central", "accuracy", number, 0) for number in (0, 1, 2)),
+        *(("central", "loss", number, 0) for number in (0, 1, 2)),
+        *(("merged evaluate", "accuracy", number, 0) for number in (1, 2)),
+        *(("merged evaluate", "loss", number, 0) for number in (1, 2)),
+        *(("merged fit", "loss", number, 0) for number in (1, 2)),
+    ]
+    of_app = {(x.phase, x.name): x for x in run.summary.client_metrics or [] if not x.devices}
+    merged = rows(run, "SELECT accuracy_mean FROM metric WHERE round = 2")[0][0]
+    assert of_app["merged evaluate", "accuracy"].mean == pytest.approx(merged)
+    assert "(central)" in summary_table(run.summary)
+    with RunReader(run.folder) as reader:
+        shown = read_round(2, reader)
+    assert shown is not None
+    assert "accuracy (central) 0." in shown.app
+    assert "(fit)" not in shown.app
     assert run.summary.aggregation.rule == "app"
     assert run.experiment.rounds == 2
 
