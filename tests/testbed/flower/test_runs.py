@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import numpy as np
 import psutil
 import pytest
@@ -24,7 +27,9 @@ from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.store import stored_checkpoint
 from fairbed.coordinator.tui.screens.round import read_round
 from fairbed.testbed.host.broker_process import find_mosquitto
+from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.records import decode_records
+from tests.testbed.small_run import physical_agent
 
 DEVICES = 3
 ODD = Path(__file__).with_name("odd_app")
@@ -302,6 +307,56 @@ def fairbed_toml(document: Mapping[str, Any]) -> str:
     import msgspec
 
     return msgspec.toml.encode(document).decode()
+
+
+def test_physical_devices_run_the_app_beside_emulated_ones(
+    tmp_path: Path, run_app: RunApp, flower_python: str
+) -> None:
+    for name in ("app", "changed"):
+        shutil.copytree(ODD, tmp_path / name)
+    with (tmp_path / "changed" / "odd_app.py").open("a") as file:
+        file.write("# of another version\n")
+    allowed = {
+        "pi-kitchen": ("app", flower_python),
+        "pi-hall": ("app", sys.executable),
+        "pi-cellar": ("changed", flower_python),
+        "pi-attic": None,
+    }
+
+    async def mixed() -> fairbed.Run:
+        with ExitStack() as agents:
+            async with start_broker("mosquitto", folder=tmp_path) as broker:
+                for name, code in allowed.items():
+                    options = [] if code is None else [f"app={tmp_path / code[0]},{code[1]}"]
+                    options = [x for one in options for x in ("--allow-client", one)]
+                    place = tmp_path / name
+                    place.mkdir()
+                    agents.enter_context(physical_agent(broker.url, name, place, options=options))
+                settings = {
+                    "broker.url": broker.url,
+                    "round.min_devices": DEVICES + 1,
+                    "round.deadline_s": 60.0,
+                }
+                given = experiment(flower_python, tmp_path / "app", settings)
+                del given["broker"]["kind"]
+                given["fleet"].append({"physical": list(allowed)})
+                run = partial(fairbed.run, given, out=tmp_path / "run")
+                return await anyio.to_thread.run_sync(run)
+
+    run = anyio.run(mixed)
+    assert run.status == "done"
+    outcomes = dict(rows(run, "SELECT device, count(*) FROM exchange GROUP BY device"))
+    assert outcomes == {"pi-1": 3, "pi-2": 3, "pi-3": 3, "pi-kitchen": 3}
+    assert rows(run, "SELECT DISTINCT outcome FROM exchange") == [("done",)]
+    warned = dict(
+        rows(
+            run, "SELECT device, text FROM event WHERE device > '' AND kind IN ('skill', 'trouble')"
+        )
+    )
+    assert warned.keys() == {"pi-hall", "pi-cellar", "pi-attic"}
+    assert "needs flwr 1.21 or later, got none in" in warned["pi-hall"]
+    assert "changed must have the code of the run, sha256" in warned["pi-cellar"]
+    assert "start its agent with --allow-client app=FOLDER" in warned["pi-attic"]
 
 
 def test_what_the_start_refuses(tmp_path: Path, run_app: RunApp, flower_python: str) -> None:
