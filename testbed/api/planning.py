@@ -115,8 +115,9 @@ def plan_run(
     if hosts is not None:
         if experiment.training.client is not None:
             raise UsageError(
-                "training.client: must be left out with --cluster, whose hosts have not the code, "
-                f"got {experiment.training.client!r}; emulate the devices on this machine"
+                f"{_key_of_client(experiment)}: must be left out with --cluster, whose hosts have "
+                f"not the code, got {experiment.training.client!r}; emulate the devices on this "
+                "machine"
             )
         hosts.check(experiment, is_plain=is_plain)
         host = hosts.address
@@ -394,6 +395,11 @@ def _check_policy(experiment: Experiment, *, has_application: bool) -> None:
         )
 
 
+def _key_of_client(experiment: Experiment) -> str:
+    """Return the key that names the code of the devices."""
+    return experiment.application or "training.client"
+
+
 def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -> Experiment:
     """Return the experiment with whole paths of its client, so that a stored one has them.
 
@@ -405,8 +411,8 @@ def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -
         return experiment
     if experiment.emulation.backend == "container":
         raise UsageError(
-            "emulation.backend: must be auto, namespace or process with training.client, got "
-            "container, where the code is not; change it"
+            "emulation.backend: must be auto, namespace or process with "
+            f"{_key_of_client(experiment)}, got container, where the code is not; change it"
         )
     folder = (origin / (training.client_folder or "")).absolute()
     if not os.path.isdir(folder):
