@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
@@ -29,6 +30,9 @@ from fairbed.coordinator.tui.screens.round import read_round
 from fairbed.testbed.host.broker_process import find_mosquitto
 from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.records import decode_records
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 from tests.testbed.small_run import physical_agent
 
 DEVICES = 3
@@ -323,9 +327,24 @@ def test_physical_devices_run_the_app_beside_emulated_ones(
         "pi-attic": None,
     }
 
+    published = Counter[str]()
+
+    async def count(broker: str) -> None:
+        """Count the bytes of the blobs for all devices that the coordinator publishes."""
+        async with MqttTransport(broker, "look") as link:
+            async for event in link.events():
+                if isinstance(event, LinkUp):
+                    await link.subscribe(Topics().chunk("+", "+"))
+                elif isinstance(event, Packet):
+                    published[event.topic.split("/c/")[0]] += len(event.payload)
+
     async def mixed() -> fairbed.Run:
         with ExitStack() as agents:
-            async with start_broker("mosquitto", folder=tmp_path) as broker:
+            async with (
+                start_broker("mosquitto", folder=tmp_path) as broker,
+                anyio.create_task_group() as group,
+            ):
+                group.start_soon(count, broker.url)
                 for name, code in allowed.items():
                     options = [] if code is None else [f"app={tmp_path / code[0]},{code[1]}"]
                     options = [x for one in options for x in ("--allow-client", one)]
@@ -341,10 +360,17 @@ def test_physical_devices_run_the_app_beside_emulated_ones(
                 del given["broker"]["kind"]
                 given["fleet"].append({"physical": list(allowed)})
                 run = partial(fairbed.run, given, out=tmp_path / "run")
-                return await anyio.to_thread.run_sync(run)
+                ended = await anyio.to_thread.run_sync(run)
+                group.cancel_scope.cancel()
+                return ended
+        raise AssertionError
 
     run = anyio.run(mixed)
     assert run.status == "done"
+    payload = 8 * (50 * 40 + 3)
+    versions = [size for size in published.values() if size > payload]
+    assert len(versions) == 1 + 3, "each, and no copy of it, for 4 devices and 2 types of messages"
+    assert sum(published.values()) < 4.1 * payload
     outcomes = dict(rows(run, "SELECT device, count(*) FROM exchange GROUP BY device"))
     assert outcomes == {"pi-1": 3, "pi-2": 3, "pi-3": 3, "pi-kitchen": 3}
     assert rows(run, "SELECT DISTINCT outcome FROM exchange") == [("done",)]
@@ -357,18 +383,3 @@ def test_physical_devices_run_the_app_beside_emulated_ones(
     assert "needs flwr 1.21 or later, got none in" in warned["pi-hall"]
     assert "changed must have the code of the run, sha256" in warned["pi-cellar"]
     assert "start its agent with --allow-client app=FOLDER" in warned["pi-attic"]
-
-
-def test_what_the_start_refuses(tmp_path: Path, run_app: RunApp, flower_python: str) -> None:
-    with pytest.raises(UsageError, match="round: must have mode"):
-        run_app({"round.mode": "async", "round.buffer": 1, "round.concurrency": 1})
-    with pytest.raises(UsageError, match="audit"):
-        run_app({"selection.audit": 0.1})
-    with pytest.raises(UsageError, match=r"flower\.python: .* must be a Python interpreter"):
-        fairbed.run(experiment("/bin/false", ODD, {}), out=tmp_path / "run")
-    with pytest.raises(UsageError, match=r'selection\.policy: must not be "app" without'):
-        fairbed.run({"name": "x", "selection": {"policy": "app"}, "fleet": [{"count": 2}]})
-    copy = tmp_path / "copy"
-    shutil.copytree(ODD, copy)
-    with pytest.raises(UsageError, match="out: must be outside of the code"):
-        fairbed.run(experiment(flower_python, copy, {}), out=copy / "results")
