@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +155,24 @@ class AppRun:
     def __call__(self) -> "AppRun":
         """Run until the app is done or has failed."""
         with ExitStack() as stack:
-            options = self.run_config | {
-                f"{NODE_OPTION}{key}": value for key, value in self.node_config.items()
-            }
-            self.clients = Clients(
-                stack,
-                self.client_python or self.python,
-                self.folder,
-                f"{self.module}.client_app:app",
-                options,
-                self.shims,
-            )
+            self._stack = stack
             self._run(stack)
         return self
+
+    @cached_property
+    def clients(self) -> Clients:
+        """The ClientApps; many an app fails before it needs them."""
+        options = self.run_config | {
+            f"{NODE_OPTION}{key}": value for key, value in self.node_config.items()
+        }
+        return Clients(
+            self._stack,
+            self.client_python or self.python,
+            self.folder,
+            f"{self.module}.client_app:app",
+            options,
+            self.shims,
+        )
 
     def _run(self, stack: ExitStack) -> None:
         ours, its = socket.socketpair()

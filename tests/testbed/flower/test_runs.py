@@ -186,8 +186,8 @@ def test_an_app_with_its_own_loop(run_app: RunApp) -> None:
         ({"flower.config.what": "raises"}, r"app: ValueError: the second round is cursed"),
         ({"flower.config.what": "ends"}, r"app: must train devices"),
         (
-            {"flower.config.what": "hangs", "flower.timeout_s": 2.0},
-            r"app: must push messages, or end within 2 s \(flower.timeout_s\)",
+            {"flower.config.what": "hangs", "flower.timeout_s": 1.0},
+            r"app: must push messages, or end within 1 s \(flower.timeout_s\)",
         ),
         (
             {
@@ -210,8 +210,9 @@ def test_an_app_with_its_own_loop(run_app: RunApp) -> None:
     ids=lambda x: str(x.get("flower.config.what", "subset")) if isinstance(x, dict) else "",
 )
 def test_an_app_that_fails_ends_the_run_in_one_line(
-    run_app: RunApp, settings: dict[str, Any], line: str
+    run_app: RunApp, settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fairbed.testbed.flower.server.STOP_S", 0.3)  # an app that sleeps
     with pytest.raises(RunError, match=line) as failure:
         run_app(settings)
     assert "\n" not in str(failure.value)
