@@ -55,6 +55,9 @@ from fairbed.wire.plugins import Registered, installed, is_path
 FAIRBED: Final = "fairbed"
 """Name of Fairbed itself among the inputs."""
 
+CLIENT: Final = "client "
+"""Begins the name of the code of a client."""
+
 HASH_DIGITS = 8
 """Digits of the hash of a source in the name of a version of Fairbed."""
 
@@ -241,7 +244,7 @@ class InputReader:
             from fairbed.wire.client_folder import folder_sha256
 
             folder = Path(self._experiment.training.client_folder or "").absolute()
-            hashes[f"client {client}"] = folder_sha256(folder).hex()
+            hashes[f"{CLIENT}{client}"] = folder_sha256(folder).hex()
         if (weights := self._experiment.model.weights) not in (None, OF_MODULE):
             file = str(Path(str(weights)).expanduser())
             hashes[f"weights {shown_path(file)}"] = _file_sha256(file)
@@ -274,6 +277,11 @@ def _cohorts(experiment: Experiment) -> dict[str, str]:
     with RunReader(Path(folder)) as reader:
         cohorts = sorted(reader.columns(ExchangeRow, ("round", "device")))
     return {f"cohorts from {folder}": hashlib.sha256(msgspec.json.encode(cohorts)).hexdigest()}
+
+
+def code_of_client(hashes: Mapping[str, str]) -> str | None:
+    """Return the hash of the code of the client; None without one."""
+    return next((sha for name, sha in hashes.items() if name.startswith(CLIENT)), None)
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

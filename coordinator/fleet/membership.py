@@ -188,6 +188,8 @@ class Fleet:
         if problem := self._training_problem(device):
             if is_new:
                 self._event_log.report("skill", problem, level="warning", device=name)
+            device.trouble = Trouble(boot=hello.boot, kind="not prepared", reason=problem)
+            device.trouble_at = self._event_log.now()
             self._private.drop(name)
             self._publisher.publish(name, Refuse(reason=problem))
             return is_new and was_known

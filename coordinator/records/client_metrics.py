@@ -1,9 +1,8 @@
 """Rows of the metrics of a client, whose names are its own: made printable, and bounded. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Literal
 
-from fairbed.coordinator.store.tables import ClientMetricRow
+from fairbed.coordinator.store.tables import ClientMetricRow, MetricPhase
 from fairbed.wire.printable import one_line
 
 MAX_NAMES = 64
@@ -28,11 +27,11 @@ class ClientMetrics:
         self,
         round_id: int,
         device: str,
-        phase: Literal["fit", "evaluate"],
+        phase: MetricPhase,
         metrics: Mapping[str, float],
         n: int,
     ) -> Iterator[ClientMetricRow]:
-        """Yield the rows of what a device measured on `n` examples."""
+        """Yield the rows of what a device, or the strategy of an app, measured on `n` examples."""
         for given, value in metrics.items():
             name = one_line(given, MAX_NAME)
             if name and self._admits(name):

@@ -1,4 +1,4 @@
-"""What clients measured, by their own names: the newest values, and curves over rounds.
+"""What clients and apps measured, by their own names: the newest values, and curves over rounds.
 
 Whether a large value is good is the client's matter, so both ends are named.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.report.summary_schema import ClientMetricSummary
-from fairbed.coordinator.store.tables import ClientMetricRow
+from fairbed.coordinator.store.tables import METRIC_PHASES, ClientMetricRow
 
 MAX_LINES = 16
 """Most metrics in a summary in text."""
@@ -19,10 +19,15 @@ MAX_LINES = 16
 _METRIC = attrgetter("phase", "name")
 
 
+def _order(row: ClientMetricRow) -> tuple[int, str, int, str]:
+    phases: tuple[str, ...] = METRIC_PHASES
+    return phases.index(row.phase), row.name, row.round, row.device
+
+
 def summaries(rows: Sequence[ClientMetricRow]) -> list[ClientMetricSummary]:
-    """Return one object per metric, from the rows of its newest round, in their order."""
+    """Return one object per metric, from the rows of its newest round, by phase and name."""
     found = []
-    for (phase, name), each in groupby(rows, key=_METRIC):
+    for (phase, name), each in groupby(sorted(rows, key=_order), key=_METRIC):
         of_devices = list(each)
         lowest = min(of_devices, key=lambda row: (row.value, row.device))
         highest = min(of_devices, key=lambda row: (-row.value, row.device))
@@ -31,7 +36,7 @@ def summaries(rows: Sequence[ClientMetricRow]) -> list[ClientMetricSummary]:
                 name=name,
                 phase=phase,
                 round=of_devices[0].round,
-                devices=len(of_devices),
+                devices=sum(bool(row.device) for row in of_devices),
                 mean=weighted_mean(of_devices),
                 lowest=lowest.value,
                 lowest_device=lowest.device,
@@ -58,6 +63,8 @@ def lines(found: Sequence[ClientMetricSummary]) -> list[str]:
 
 def _line(one: ClientMetricSummary) -> str:
     head = f"{one.name} ({one.phase}) {one.mean:.4g}"
+    if not one.devices:
+        return f"{head}, of the strategy of the app after round {one.round}"
     if one.devices == 1:
         return f"{head} of {one.lowest_device}, the only device after round {one.round}"
     ends = "the same on each"
@@ -72,11 +79,10 @@ def _line(one: ClientMetricSummary) -> str:
 def curves(rows: Sequence[ClientMetricRow]) -> Mapping[tuple[str, str], Floats]:
     """Return round, weighted mean, lowest and highest value of each metric, shape (4, T).
 
-    By phase and name; `fit` comes first.
+    By phase and name, in the order of `METRIC_PHASES`.
     """
-    ordered = sorted(rows, key=lambda row: (row.phase != "fit", row.name, row.round))
     found = dict[tuple[str, str], Floats]()
-    for key, each in groupby(ordered, key=_METRIC):
+    for key, each in groupby(sorted(rows, key=_order), key=_METRIC):
         points = []
         for number, group in groupby(each, key=attrgetter("round")):
             of_round = list(group)
@@ -84,3 +90,11 @@ def curves(rows: Sequence[ClientMetricRow]) -> Mapping[tuple[str, str], Floats]:
             points.append((float(number), weighted_mean(of_round), min(values), max(values)))
         found[key] = np.array(points, dtype=np.float64).T
     return found
+
+
+def values_line(rows: Sequence[ClientMetricRow]) -> str:
+    """Return the values of the strategy of an app in one line; empty if there are none."""
+    shown = [row for row in sorted(rows, key=_order) if not row.device]
+    parts = [f"{row.name} ({row.phase}) {row.value:.4g}" for row in shown[:MAX_LINES]]
+    more = len(shown) - MAX_LINES
+    return ", ".join([*parts, *([f"and {more} more"] if more > 0 else [])])

@@ -557,16 +557,21 @@ def _client(s: RunSummary) -> Markup:
             _cut(one.name),
             one.phase,
             str(one.round),
-            _count(one.devices),
+            _count(one.devices) if one.devices else "",
             HtmlCell(f"{one.mean:.4g}", one.mean),
-            HtmlCell(f"{one.lowest:.4g}", one.lowest),
+            HtmlCell(f"{one.lowest:.4g}", one.lowest) if one.devices else "",
             one.lowest_device,
-            HtmlCell(f"{one.highest:.4g}", one.highest),
+            HtmlCell(f"{one.highest:.4g}", one.highest) if one.devices else "",
             one.highest_device,
         )
         for one in s.client_metrics or []
     ]
     note = "Named by the client of this run, which alone knows whether a large value is good."
+    if any(not one.devices for one in s.client_metrics or []):
+        note += (
+            " Rows without devices are of the strategy of the app: central is its own test of the "
+            "model, the others are what it has merged of the devices."
+        )
     return join(tag("p", note, class_="note"), html_table(columns, rows, sorts=True))
 
 

@@ -156,8 +156,7 @@ def next_commands(result: RunResult) -> list[tuple[str, str, str]]:
     found = [("s", "show all numbers", f"fairbed show {folder}")]
     if info.resume_command:
         found.append(("n", "continue", info.resume_command))
-    own_code = info.plan.training.client is not None or info.plan.aggregation.by == "app"
-    if info.status == "done" and info.row.clock == "real" and not own_code:  # a replay has it not
+    if info.status == "done" and info.row.clock == "real" and info.plan.can_be_replayed:
         if result.is_emulated:
             file = quote(str(info.folder / CONFIG))
             source = quote(f"replay.costs_from={info.folder}")

@@ -362,16 +362,20 @@ class Fairness(Struct, frozen=True, kw_only=True):
 
 
 class ClientMetricSummary(Struct, frozen=True, kw_only=True):
-    """One metric of the client of a run, in the newest round in which a device reported it."""
+    """One metric of the client of a run, in the newest round in which a device reported it.
+
+    The strategy of an application has such metrics, too.
+    """
 
     name: str
     """The client's name for it."""
     phase: str
-    """fit or evaluate."""
+    """fit or evaluate; merged fit, merged evaluate or central: of the strategy of an app."""
     round: int
     devices: int
+    """0: of the strategy of an app."""
     mean: float
-    """Over these devices, weighted by their examples."""
+    """Over these devices, weighted by their examples; without one the value."""
     lowest: float
     lowest_device: str
     highest: float

@@ -7,7 +7,7 @@ of its steps does in a live run is in `TrainingLoop`.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -67,7 +67,7 @@ from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.state.waits import Waits, some
 from fairbed.coordinator.store.event_log import EventLog
-from fairbed.coordinator.store.tables import MetricRow, RoundRow
+from fairbed.coordinator.store.tables import MetricPhase, MetricRow, RoundRow
 from fairbed.wire.messages import Train
 
 if TYPE_CHECKING:
@@ -823,7 +823,7 @@ class TrainingLoop:
         self,
         round_id: int,
         device: str,
-        phase: Literal["fit", "evaluate"],
+        phase: MetricPhase,
         metrics: Mapping[str, float],
         n: int,
     ) -> None:

@@ -179,6 +179,11 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
         return ", ".join(filter(None, (local, self.aggregation.steps)))
 
     @property
+    def can_be_replayed(self) -> bool:
+        """Whether the run can be replayed; one with a client, or with an app, cannot."""
+        return self.training.client is None
+
+    @property
     def beta(self) -> float | None:
         """Guaranteed selection rate; None when the policy guarantees none."""
         return self.selection.beta if self.selection.policy in GUARANTEEING else None
@@ -1000,14 +1005,14 @@ class RunReader:
         return self._query(sql, ())
 
     def client_metrics(
-        self, since: int = 0, until_round: int | None = None, device: str | None = None
+        self, since: int = -1, until_round: int | None = None, device: str | None = None
     ) -> list[ClientMetricRow]:
         """Return the metrics of the client after round `since`, in the order of rounds.
 
         Args:
             since: Rounds up to this one are left out.
             until_round: Later rounds are left out; None: none.
-            device: Of this device only; None: of all.
+            device: Of this device only; empty: of the strategy of an app; None: of all.
         """
         of_device = "" if device is None else "AND device = ? "
         tail = f"WHERE round > ? AND round <= ? {of_device}ORDER BY round, device, phase DESC, name"

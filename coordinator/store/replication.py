@@ -349,7 +349,7 @@ class RowSource:
             add(ExchangeRow, _ENDED_LATE, (done, LATE_ROUNDS))
         late = max(done - LATE_SCORES, cursor.details), until
         add(PersonalScoreRow, within, late)
-        add(ClientMetricRow, within, late)
+        add(ClientMetricRow, within, late if done else (-1, until))
         add(MetricRow, within, (cursor.metric, until))
         add(DeviceMetricRow, within, (max(cursor.metric, cursor.details), until))
         metric = max((row[_METRIC_ROUND] for row in tables["metric"]), default=cursor.metric)

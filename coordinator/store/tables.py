@@ -10,7 +10,7 @@ The coordinator writes its decisions and observations. The testbed writes what i
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -793,25 +793,38 @@ class PersonalScoreRow:
     `iou`."""
 
 
+MetricPhase: TypeAlias = Literal["fit", "evaluate", "merged fit", "merged evaluate", "central"]
+"""Where a metric of a client or of an application is from: a training and a test on a device; both
+as the strategy of an application has merged them; its own test of the model."""
+
+METRIC_PHASES: Final[tuple[MetricPhase, ...]] = get_args(MetricPhase)
+"""In the order in which they are shown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetricRow:
-    """One number that the client of a device measured, under the client's own name for it."""
+    """One number that the client of a device measured, under the client's own name for it.
+
+    The strategy of an application has such numbers, too.
+    """
 
     TABLE: ClassVar[str] = "client_metric"
     KEY: ClassVar[tuple[str, ...]] = ("round", "device", "phase", "name")
 
     round: int
-    """Round of the training, or after which the model was evaluated; counted from 1."""
+    """Round of the training, or after which the model was evaluated; counted from 1. 0: the first
+    model, which only an application tests."""
     device: str
-    """Name of the device."""
+    """Name of the device; empty: of the strategy of an application."""
     phase: str
-    """fit or evaluate."""
+    """fit or evaluate, of a device; merged fit or merged evaluate: as the strategy of an
+    application has merged those of its devices; central: its own test of the model."""
     name: str
     """The client's name for it; at most 64 names in a run."""
     value: float
     """As the client returned it; what it means is the client's matter."""
     n: int
-    """Examples of which it is, the weight in a mean over devices."""
+    """Examples of which it is, the weight in a mean over devices; 0 without a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,7 @@ SHOWN_LINES = 12
 READ_BYTES = 1 << 16
 
 SERVE = Path(child_package.__file__).with_name("serve.py")
+WATCHING = SERVE.with_name("watching.py")
 
 
 class ClientFailed(Exception):
@@ -131,14 +132,16 @@ class ClientServer:
             "path": code.path,
             "options": dict(code.options),
             "threads": code.threads,
-            "address": self.address,
         }
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(self.address)
             listening.listen(1024)
             self._process = subprocess.Popen(
-                [code.python, str(SERVE), str(listening.fileno()), json.dumps(loading)],
+                [
+                    *(code.python, str(WATCHING), self._folder, str(SERVE)),
+                    *(str(listening.fileno()), json.dumps(loading)),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

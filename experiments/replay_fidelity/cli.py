@@ -34,6 +34,8 @@ def main(options: argparse.Namespace) -> int:
     """Run or resume a comparison and print its result; return the exit code."""
     try:
         experiment = load_experiment(options.live_replay, options.set)
+        if experiment.replay_problem:
+            raise UsageError(f"{options.live_replay}: {experiment.replay_problem}")
         folder = options.out or COMPARISONS / f"{experiment.name}-live-replay"
         found = compare_live_replay(
             experiment, folder.resolve(), _print_line, _repeats(options.repeats)

@@ -318,6 +318,11 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
     """
     selection, replay = experiment.selection, experiment.replay
+    if experiment.application:
+        raise ExperimentError(
+            f"{experiment.application}: must be left out of a grid, which does not know the rounds "
+            "and the code of an app; run it for each seed, and compare the runs"
+        )
     if kind == "run" and selection.needs_known_times:
         raise ExperimentError(
             "selection.policy: must not need true exchange times in a live run, got "

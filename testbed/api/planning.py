@@ -20,6 +20,7 @@ from fairbed.coordinator.policy.config import APP
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.store import RunInfo, RunReader
 from fairbed.coordinator.store.connection import CONFIG, DATABASE
+from fairbed.coordinator.store.store import Provenance
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.api import RUNS
@@ -50,6 +51,9 @@ NO_APPLICATION = (
     'selection.policy: must not be "app" without an application that selects; run one with '
     "--flower PATH, or choose another policy"
 )
+
+SHOWN_DIGITS = 12
+"""Digits of a hash in an error message."""
 
 SCRIPT = "script"
 """Origin of keys that a program sets."""
@@ -111,8 +115,9 @@ def plan_run(
     if hosts is not None:
         if experiment.training.client is not None:
             raise UsageError(
-                "training.client: must be left out with --cluster, whose hosts have not the code, "
-                f"got {experiment.training.client!r}; emulate the devices on this machine"
+                f"{_key_of_client(experiment)}: must be left out with --cluster, whose hosts have "
+                f"not the code, got {experiment.training.client!r}; emulate the devices on this "
+                "machine"
             )
         hosts.check(experiment, is_plain=is_plain)
         host = hosts.address
@@ -294,6 +299,7 @@ def check_resumable(
         UsageError: The run cannot be resumed.
     """
     info = _check_unfinished(folder, command, is_named=is_named)
+    _check_code(folder, info, experiment)
     if info.row.config_hash != experiment.hash() and is_named:
         raise UsageError(
             f"{folder}/experiment.toml: must be unchanged since the run began, got a change; "
@@ -305,6 +311,33 @@ def check_resumable(
             f"run with: fairbed {command} {folder}"
         )
     return info.run_id
+
+
+def _check_code(folder: Path, info: RunInfo, experiment: Experiment) -> None:
+    """Check that the code of the client, or of the application, is that of the run.
+
+    Raises:
+        UsageError: It has changed, or cannot be read.
+    """
+    if experiment.training.client is None:
+        return
+    from fairbed.testbed.inputs import code_of_client
+    from fairbed.wire.client_folder import ClientFolderError, folder_sha256
+
+    before = code_of_client(msgspec.json.decode(info.row.provenance, type=Provenance).inputs)
+    if before is None:
+        return
+    code = Path(experiment.training.client_folder or "")
+    try:
+        now = folder_sha256(code).hex()
+    except ClientFolderError as exc:
+        raise UsageError(str(exc)) from exc
+    if now != before:
+        raise UsageError(
+            f"{code}: must have the code with which the run began, sha256 "
+            f"{before[:SHOWN_DIGITS]}, got {now[:SHOWN_DIGITS]}; undo the change, or start a new "
+            f"run with: fairbed run {folder / CONFIG}"
+        )
 
 
 def check_new(folder: Path) -> None:
@@ -362,6 +395,11 @@ def _check_policy(experiment: Experiment, *, has_application: bool) -> None:
         )
 
 
+def _key_of_client(experiment: Experiment) -> str:
+    """Return the key that names the code of the devices."""
+    return experiment.application or "training.client"
+
+
 def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -> Experiment:
     """Return the experiment with whole paths of its client, so that a stored one has them.
 
@@ -373,8 +411,8 @@ def _with_client_paths(experiment: Experiment, origin: Path, run_folder: Path) -
         return experiment
     if experiment.emulation.backend == "container":
         raise UsageError(
-            "emulation.backend: must be auto, namespace or process with training.client, got "
-            "container, where the code is not; change it"
+            "emulation.backend: must be auto, namespace or process with "
+            f"{_key_of_client(experiment)}, got container, where the code is not; change it"
         )
     folder = (origin / (training.client_folder or "")).absolute()
     if not os.path.isdir(folder):

@@ -208,7 +208,7 @@ def _print_findings(findings: Findings, path: Path) -> None:
 
 def _whole_run(options: argparse.Namespace) -> int:
     """Record every device of a run that has no profile, and the experiment that replays the run."""
-    from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
+    from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
     from fairbed.testbed.compare.twin import read_task
     from fairbed.testbed.errors import BackendError
     from fairbed.testbed.experiment.datasets.dataset import DatasetError
@@ -224,6 +224,12 @@ def _whole_run(options: argparse.Namespace) -> int:
     base = _base(options)
     try:
         folder = resolve_run(options.runs, options.run)
+        with RunReader(folder) as reader:
+            if not reader.run().plan.can_be_replayed:
+                raise UsageError(
+                    f"{folder}: must be a run that can be replayed, got one with a client or an "
+                    "app, whose training only a live run has; record each device by its name"
+                )
         names = [row.name for row in devices_to_record(folder)]
         if not names:
             raise UsageError(

@@ -73,18 +73,19 @@ def _close(plan: RunPlan, *, as_json: bool) -> int:
 
     with RunReader(plan.folder) as reader:
         summary = summarise_run(reader)
+        can_be_replayed = reader.run().plan.can_be_replayed
     if as_json:
         print(msgspec.json.encode(summary).decode())
     else:
         print(summary_table(summary, output_width()))
-        if plan.has_fleet and summary.status == "done" and not summary.has_client:
+        if plan.has_fleet and summary.status == "done" and can_be_replayed:
             if any(device.kind == "physical" for device in summary.fleet):
                 print(
                     "\na record of this run, to replay it on a virtual clock:\n"
                     f"  fairbed record --all --run {quote(str(plan.folder))} "
                     f"--out {quote(plan.folder.name + '-recorded')}"
                 )
-            elif plan.experiment.training.client is None:
+            else:
                 print(
                     "\nthe same on a virtual clock, with the costs of this run:\n"
                     f"  fairbed replay {quote(str(plan.folder / CONFIG))} "

@@ -379,7 +379,9 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"fleet.physical: names must differ, got {twice!r} twice; list each device once"
             )
         devices = self.shards if self.fleet else 0
-        is_selected_here = self.selection.policy != APP and not self.round.is_buffered
+        is_selected_here = (
+            self.selection.policy != APP and not self.round.is_buffered and not self.application
+        )
         if devices and is_selected_here and self.selection.per_round > devices:
             raise ValueError(
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
@@ -504,6 +506,34 @@ class Experiment(Section, frozen=True, kw_only=True):
         """The tables that the file has and a room adds; they do not change the run."""
         own = Experiment.__struct_fields__
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in own}
+
+    @property
+    def application(self) -> str:
+        """Key of the table of a room that names an application which drives the rounds.
+
+        Such a table has the property `application`; empty without one.
+        """
+        return next(
+            (
+                f"{name}.{key}"
+                for name, table in self.room_tables.items()
+                if (key := getattr(table, "application", ""))
+            ),
+            "",
+        )
+
+    @property
+    def replay_problem(self) -> str:
+        """Why no replay of the experiment is possible; empty if one may be.
+
+        Of a run, `ExperimentExcerpt.can_be_replayed` states whether its command is offered.
+        """
+        if not self.application:
+            return ""
+        return (
+            f"{self.application}: must be left out of a replay, got an app: nothing is known of "
+            "the times of its training but what a live run measures; use fairbed run"
+        )
 
     @property
     def without_rooms(self) -> "Experiment":

@@ -105,9 +105,11 @@ class FlowerApplication:
             remarks.append(f"flower: {self._interpreter.remark}")
         self.remarks = tuple(remarks)
         """What of the file is ignored, in lines."""
+        if problem := _excluded(experiment):
+            raise UsageError(problem)
         self.experiment = self._derived(experiment, is_policy_given="selection.policy" in given)
         """The experiment with the task of the app."""
-        if problem := _problem(self.experiment, settings):
+        if problem := _selection_problem(self.experiment):
             raise UsageError(problem)
 
     @property
@@ -322,8 +324,8 @@ def _remarks(given: Mapping[str, str], *, merges_here: bool) -> list[str]:
     return [f"the app has its own data, model, training and rounds; ignored: {', '.join(ignored)}"]
 
 
-def _problem(experiment: Experiment, settings: FlowerConfig) -> str:
-    """Return what of an experiment a Flower app excludes; empty if nothing."""
+def _excluded(experiment: Experiment) -> str:
+    """Return which table of an experiment a Flower app excludes; empty if none."""
     if experiment.round.mode != "sync" or experiment.round.merges_late_updates:
         return (
             'round: must have mode = "sync" and late = "drop" with a Flower app, whose rounds end '
@@ -335,16 +337,25 @@ def _problem(experiment: Experiment, settings: FlowerConfig) -> str:
             f"{key}: must be left out with a Flower app, which trains by itself; use a mod or a "
             "strategy of the app"
         )
-    if experiment.selection.policy == APP and experiment.selection.audit:
+    return ""
+
+
+def _selection_problem(experiment: Experiment) -> str:
+    """Return what of the selection does not fit a Flower app; empty if nothing."""
+    selection, devices = experiment.selection, experiment.shards
+    if selection.policy == APP and selection.audit:
         return (
             'selection.audit: must be 0 with policy "app", whose strategy selects; choose another '
             "policy, or remove it"
         )
-    if experiment.selection.queries_losses:
+    if selection.queries_losses:
         return (
             "selection.variant: must not ask devices for losses before a selection with a Flower "
             'app; use "rpow-d" with flower.loss_metric'
         )
-    if settings.merge == "ours" and experiment.selection.policy == APP:
-        return ""
+    if selection.policy != APP and selection.per_round > devices:
+        return (
+            f"selection.per_round: must be at most the {devices} devices of the fleet, got "
+            f"{selection.per_round}; lower it or add devices"
+        )
     return ""

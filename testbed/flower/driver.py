@@ -44,7 +44,7 @@ from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.registry import Device, Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.event_log import Level
-from fairbed.coordinator.store.tables import MetricRow
+from fairbed.coordinator.store.tables import MetricPhase, MetricRow
 from fairbed.device_agent.clients.child.flower import node_id
 from fairbed.device_agent.clients.child.kinds import ClientError
 from fairbed.testbed.flower.raw import AppArrays
@@ -332,12 +332,11 @@ class AppLoop(TrainingLoop):
         self._services.on_waiting(line)
 
     def _note_app_metrics(self) -> None:
-        """Record what the app itself has measured."""
+        """Store what the app has measured, or merged, of the last version."""
         metrics, self._app.pending.metrics = self._app.pending.metrics, []
         for one in metrics:
-            text = ", ".join(f"{name} {value:.6g}" for name, value in one.metrics.items())
-            of = "the server" if one.where == "server" else "the devices, merged by the app"
-            self._event_log.event("metrics", f"{of}: {text}", round_id=max(one.round, 1))
+            phase: MetricPhase = "central" if one.where == "server" else "merged evaluate"
+            self._record_metrics(self._last_round, "", phase, one.metrics, 0)
 
     # A round.
 
@@ -473,18 +472,18 @@ class AppLoop(TrainingLoop):
         push = self._cohort.group.push
         if self._settings.arrays is not None:
             await super()._next_version(current, closed, pulled)
-            await self._result(push)
+            await self._result(table.id, push)
             await self._send_merged(self._settings.arrays, push, is_new=bool(closed.merged))
             return
         async with current.merge.lock:  # the last reply has been sent
             pass
-        arrays = await self._result(push)
+        arrays = await self._result(table.id, push)
         if arrays:
             await self._versions.publish(self._versions.vector, None, pulled, arrays)
         else:
             await self._versions.retire_all_but(pulled)
 
-    async def _result(self, push: Push) -> bytes:
+    async def _result(self, round_id: int, push: Push) -> bytes:
         """Wait for the arrays that the app has made of the replies; empty if there are none.
 
         An app without a strategy shows them in the next messages, or as the last arrays.
@@ -506,6 +505,8 @@ class AppLoop(TrainingLoop):
         arrays = await self._app.wait(
             answer, self._settings.timeout_s, "merge the replies of a round"
         )
+        if pending.aggregated is not None:
+            self._record_metrics(round_id, "", "merged fit", pending.aggregated.metrics, 0)
         pending.aggregated = None
         return arrays
 

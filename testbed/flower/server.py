@@ -6,15 +6,14 @@ may have open is bounded, and no wait outlasts the process or its limit.
 """
 
 import os
-import signal
 import socket
 import subprocess
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,6 +31,9 @@ from fairbed.device_agent.clients.child.frames import (
     receive_frame,
     send_frame,
 )
+from fairbed.device_agent.clients.child.processes import kill_tree
+from fairbed.device_agent.clients.child.watching import END_S
+from fairbed.device_agent.clients.process import WATCHING
 from fairbed.testbed.errors import RunError
 from fairbed.wire.messages import MAX_RECORDS_BYTES, MAX_VECTOR_BYTES
 from fairbed.wire.printable import Printable, one_line
@@ -52,7 +54,6 @@ MAX_LOG_BYTES = 16 << 20
 
 STOP_S = 2.0
 """Time between the request to end and the end of the process."""
-POLL_S = 0.02
 
 T = TypeVar("T")
 
@@ -389,7 +390,7 @@ def _with_floats(header: Header) -> Header:
     numbers = {
         one_line(str(name), 64): float(value)
         for name, value in metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     }
     return {**header, "metrics": numbers}
 
@@ -411,24 +412,8 @@ async def server_app(python: str, folder: Path, log: Path) -> AsyncIterator[Serv
     for each in (folder, log.parent):
         each.mkdir(parents=True, exist_ok=True)
     output = _Output(source, log)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    }
-    environment |= {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     try:
-        # Not in a worker thread: the process ends with the thread that has started it.
-        process = subprocess.Popen(  # noqa: ASYNC220 - for that reason
-            [python, str(PROGRAM), str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            cwd=folder,
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+        process = _start(python, folder, theirs, sink)
     except OSError as exc:
         ours.close()
         raise AppError(f"flower.python: {python} must be an interpreter, got {exc}") from exc
@@ -446,24 +431,33 @@ async def server_app(python: str, folder: Path, log: Path) -> AsyncIterator[Serv
             await _end(process, app, ours)
 
 
+def _start(
+    python: str, folder: Path, link: socket.socket, output: int
+) -> "subprocess.Popen[bytes]":
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }
+    environment |= {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    return subprocess.Popen(
+        [python, str(WATCHING), "", str(PROGRAM), str(link.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        cwd=folder,
+        env=environment,
+        pass_fds=[link.fileno()],
+        start_new_session=True,
+    )
+
+
 async def _exit_status(process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
-    """Return the exit status of a process that ends within a limit; negative is a signal.
-
-    The process is not reaped, so that its group keeps its number.
-    """
-    ends = time.monotonic() + limit_s
-    while True:
-        found = _ended(process.pid)
-        if found is not None:
-            is_exit = found.si_code == os.CLD_EXITED
-            return found.si_status if is_exit else -found.si_status
-        if time.monotonic() >= ends:
-            return None
-        await anyio.sleep(POLL_S)
-
-
-def _ended(pid: int) -> "os.waitid_result | None":
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    """Return the exit status of a process that ends within a limit; negative is a signal."""
+    try:
+        return await anyio.to_thread.run_sync(process.wait, limit_s)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 async def _end(process: "subprocess.Popen[bytes]", app: ServerApp, link: socket.socket) -> None:
@@ -472,8 +466,10 @@ async def _end(process: "subprocess.Popen[bytes]", app: ServerApp, link: socket.
         with anyio.move_on_after(STOP_S):
             await app.send({"do": "stop"})
     await _exit_status(process, STOP_S)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdin is not None
+    process.stdin.close()  # its watcher sees it, and ends what is left
+    if await _exit_status(process, END_S + STOP_S) is None:
+        kill_tree(process.pid)
     with suppress(OSError):
         link.shutdown(socket.SHUT_RDWR)
     link.close()

@@ -34,3 +34,8 @@ class FlowerConfig(Section, frozen=True, kw_only=True):
     poll_s: Annotated[float, Meta(gt=0.0, le=1e6)] = 5.0
     """With a policy of ours, longest time in which the strategy only polls the nodes of its cohort,
     seconds."""
+
+    @property
+    def application(self) -> str:
+        """The key that names an app; empty without one."""
+        return "app" if self.app is not None else ""

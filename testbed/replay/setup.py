@@ -201,6 +201,8 @@ def _check(experiment: Experiment) -> None:
     Raises:
         ExperimentError: They do not fit together.
     """
+    if problem := experiment.replay_problem:
+        raise ExperimentError(problem)
     if experiment.training.client is not None:
         from fairbed.testbed.replay.client_run import client_problem
 

@@ -16,7 +16,7 @@ import pytest
 
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.testbed.host.broker_process import find_mosquitto
-from tests.processes import still_running
+from tests.processes import end, still_running
 
 T = TypeVar("T")
 
@@ -173,3 +173,21 @@ def running(
         if run.process.poll() is None:
             os.killpg(run.process.pid, signal.SIGKILL)
         run.process.communicate()
+
+
+@contextmanager
+def physical_agent(
+    url: str, name: str, folder: Path, config: str = "", options: Sequence[str] = ()
+) -> Iterator[None]:
+    """Run a plain `device-agent` that the testbed does not know."""
+    file = folder / f"{name}.toml"
+    file.write_text(config, encoding="utf-8")
+    command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", url, "--name", name]
+    command += ["--config", str(file), *options]
+    folders = ["--cache", str(folder / "cache"), "--state", str(folder / "state")]
+    with (folder / f"{name}.log").open("wb") as log:
+        agent = subprocess.Popen([*command, *folders], stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        end(agent)

@@ -6,9 +6,6 @@ import re
 import sqlite3
 import statistics
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +38,8 @@ from fairbed.testbed.run.preflight import choose_dilation, demand_of
 from fairbed.wire.messages import DEVICE_PHASES
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.client import MqttTransport
-from tests.processes import end
 from tests.testbed.lab.labs import FAIRBED, lab_up, make_lab, task_key_line
-from tests.testbed.small_run import LIMIT_S, Running, running
+from tests.testbed.small_run import LIMIT_S, Running, physical_agent, running
 from tests.wire.transport.drivers import packets, up
 
 ROOT = Path(__file__).parents[2]
@@ -207,22 +203,6 @@ profile = "raspberry-pi-zero-2w"
 backend = "process"
 host_core_speed = 8.0
 """
-
-
-@contextmanager
-def physical_agent(url: str, name: str, folder: Path, config: str = "") -> Iterator[None]:
-    """Run a plain `device-agent` that the testbed does not know."""
-    file = folder / f"{name}.toml"
-    file.write_text(config, encoding="utf-8")
-    command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", url, "--name", name]
-    command += ["--config", str(file)]
-    folders = ["--cache", str(folder / "cache"), "--state", str(folder / "state")]
-    with (folder / f"{name}.log").open("wb") as log:
-        agent = subprocess.Popen([*command, *folders], stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        end(agent)
 
 
 HIDDEN = """

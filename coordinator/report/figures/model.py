@@ -140,7 +140,8 @@ def draw_client_metrics(runs: Sequence[Shown], figure: Canvas) -> None:
     for one, ((phase, name), points) in zip(axes, found, strict=False):
         rounds, mean, low, high = points
         one.fill_between(rounds, low, high, color=COLOURS[0], alpha=BAND, linewidth=0.0)
-        draw_series(one, 0, rounds, mean, "mean by examples")
+        is_of_device = phase in ("fit", "evaluate")
+        draw_series(one, 0, rounds, mean, "mean by examples" if is_of_device else "of the app")
         shown = name if len(name) <= LONGEST_TITLE else f"{name[: LONGEST_TITLE - 1]}…"
         one.set_title(f"{shown} ({phase})".replace("$", r"\$"))
         whole_rounds(one)

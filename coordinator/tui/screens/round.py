@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import Static
 
+from fairbed.coordinator.report.client_metrics import values_line
 from fairbed.coordinator.report.quantities import ratio, seconds
 from fairbed.coordinator.report.selection_reasons import (
     DeviceChoice,
@@ -69,6 +70,8 @@ class RoundRows(NamedTuple):
 
     choice: RoundChoice
     exchanges: RoundView
+    app: str = ""
+    """Metrics of the strategy of an app."""
 
 
 def read_round(round_id: int, reader: RunReader) -> RoundRows | None:
@@ -79,7 +82,9 @@ def read_round(round_id: int, reader: RunReader) -> RoundRows | None:
     is_personal = reader.plan.personalisation.method != "none"
     rows = reader.rounds(round_id - 1, round_id)
     exchanges = reader.exchanges(round_id - 1, round_id)
-    return RoundRows(choice, round_views(rows, exchanges, is_personal=is_personal)[0])
+    has_client = reader.plan.training.client is not None
+    app = values_line(reader.client_metrics(round_id - 1, round_id, "")) if has_client else ""
+    return RoundRows(choice, round_views(rows, exchanges, is_personal=is_personal)[0], app)
 
 
 def ordered(devices: Sequence[DeviceChoice], order: Order | None) -> list[DeviceChoice]:
@@ -230,7 +235,8 @@ class RoundScreen(RunScreen):
         if rows is not None:
             lines = [
                 Text.assemble((f"{label:<12}", "dim"), text)
-                for label, text in choice_facts(rows.choice)
+                for label, text in (*choice_facts(rows.choice), ("app", rows.app))
+                if text
             ]
             facts = Text("\n").join(lines)
         else:

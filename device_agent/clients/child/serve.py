@@ -1,10 +1,10 @@
 """The server of clients: imports the code of the user once, then forks a client for each device.
 
-    PYTHON serve.py SOCKET LOADING
+    PYTHON watching.py FOLDER serve.py SOCKET LOADING
 
-SOCKET is the number of a listening Unix socket, and LOADING a JSON object: `kind`, `folder`,
-`path`, `options`, `threads`, `address` (of the socket, removed at the end). Standard input is a
-pipe that the starter holds open: its end ends the server and all clients.
+SOCKET is the number of a listening Unix socket in FOLDER, and LOADING a JSON object: `kind`,
+`folder`, `path`, `options`, `threads`. `watching.py` ends the server with its starter, and with it
+all clients and what an import has started.
 
 An agent connects, sends one byte with two descriptors, the pipes for the output of the client and
 for its end, and a frame `fork` (`groups`, `network`). Then the connection is that of the client
@@ -18,7 +18,6 @@ the standard library and numpy. It may not import the package `fairbed` of that 
 """
 
 import ctypes
-import fcntl
 import gc
 import importlib
 import json
@@ -63,6 +62,11 @@ from fairbed.device_agent.clients.child.processes import (
     stop_tree,
     tree_cpu_s,
 )
+from fairbed.device_agent.clients.child.watching import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    request_kernel,
+)
 
 if TYPE_CHECKING:
     from fairbed.device_agent.clients.child.kinds import Answer, Client
@@ -87,9 +91,6 @@ MAX_PROCESSES = 512
 
 MAX_TRACE_LINES, MAX_ERROR = 12, 400
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""From linux/prctl.h."""
-
 CLONE_NEWNET = 0x40000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -105,7 +106,6 @@ class Loading:
     options: dict[str, Any] = field(default_factory=dict)
     threads: int = 1
     """Threads of one client's step, for libraries that create them; 0 leaves the choice to them."""
-    address: str = ""
 
 
 def one_line(exc: BaseException) -> str:
@@ -134,7 +134,7 @@ def load(loading: Loading) -> tuple[Any, Any]:
     if not os.path.isdir(loading.folder):
         raise ClientError(f"client: its folder must exist, got {loading.folder}")
     os.chdir(loading.folder)
-    sys.path[:] = [loading.folder, *(x for x in sys.path if x not in ("", _HERE))]
+    sys.path[:] = [loading.folder, *(x for x in sys.path if x)]
     module = loading.path.partition(":")[0]
     if loading.kind not in KINDS:
         raise ClientError(f"client: its kind must be one of {', '.join(KINDS)}")
@@ -159,9 +159,6 @@ def _missing(exc: ModuleNotFoundError, module: str, folder: str) -> str:
         f"client: needs the package {name}, which {where} has not; install it there, or name "
         "another interpreter"
     )
-
-
-_HERE = str(Path(__file__).resolve().parent)
 
 
 # The client, in its fork.
@@ -319,21 +316,18 @@ class Server:
         gc.freeze()  # a collection in a fork must not copy the pages of all modules
 
     def run(self) -> None:
-        """Serve until standard input ends."""
+        """Serve until the watcher ends this process."""
         wake, wakes = os.pipe()
         for end in (wake, wakes):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         watch = select.poll()
-        watch.register(0, select.POLLHUP)
         watch.register(self._listening, select.POLLIN)
         watch.register(wake, select.POLLIN)
         self._poll, self._pipes = watch, (wake, wakes)
         while True:
             found = dict(watch.poll(WATCH_S * 1000))
-            if 0 in found:
-                break
             if wake in found:
                 with suppress(OSError):
                     os.read(wake, 4096)
@@ -345,17 +339,6 @@ class Server:
             self._freeze()
             if self._listening.fileno() in found:
                 self._accept()
-        self.close()
-
-    def close(self) -> None:
-        """Kill all clients."""
-        if self._loading.address:
-            with suppress(OSError):
-                os.unlink(self._loading.address)
-                os.rmdir(os.path.dirname(self._loading.address))
-        for child in self._children.values():
-            kill_tree(child.pid)
-        self._kill_orphans(set())
 
     def _reap(self) -> None:
         while True:
@@ -443,8 +426,8 @@ class Server:
     def _be_client(
         self, parent: int, link: socket.socket, request: Header, output: int, end: int
     ) -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        request_kernel(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        request_kernel(PR_SET_CHILD_SUBREAPER, 1)
         if os.getppid() != parent:
             return
         signal.set_wakeup_fd(-1)
@@ -480,27 +463,14 @@ class Server:
         _Fork(link, self._kind, self._loaded, self._loading.folder).run()
 
 
-def _end_with_starter() -> None:
-    """End this process at once when the starter ends, also in an import that does not return."""
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETSIG, int(signal.SIGKILL))
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def _watch_starter_no_more() -> None:
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) & ~os.O_ASYNC)
-
-
 def main(arguments: list[str]) -> int:
     """Serve `SOCKET LOADING`."""
     listening = socket.socket(fileno=int(arguments[0]))
     listening.setblocking(True)
     loading = Loading(**json.loads(arguments[1]))
-    _end_with_starter()
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    request_kernel(PR_SET_CHILD_SUBREAPER, 1)
     server = Server(listening, loading)
     server.load()
-    _watch_starter_no_more()
     nothing = os.open(os.devnull, os.O_WRONLY)
     for target in (1, 2):
         os.dup2(nothing, target)

@@ -1,11 +1,12 @@
 """The ServerApp of a Flower app, in its own interpreter, with the coordinator as its grid.
 
-    PYTHON -u server_process.py SOCKET PARENT
+    PYTHON -u watching.py "" server_process.py SOCKET
 
-SOCKET is the number of an inherited socket to the coordinator's process, PARENT the id of that
-process, with which this one ends. Files that the app writes go to the working directory, which is
-not the folder of the app: they would change its hash. Both speak in frames
-(`device_agent/clients/child/frames.py`). The other end is `testbed/flower/server.py`.
+SOCKET is the number of an inherited socket to the coordinator's process.
+`device_agent/clients/child/watching.py` ends this process with that one, and all that the app has
+started with it. Files that the app writes go to the working directory, which is not the folder of
+the app: they would change its hash. Both speak in frames (`device_agent/clients/child/frames.py`).
+The other end is `testbed/flower/server.py`.
 
 To this process (what `do` is):
 
@@ -44,7 +45,6 @@ are. A device gets them as they are, and the records of its reply come back as t
 With `is_whole`, the app waits for these messages and sends no more of that group.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -63,11 +63,6 @@ from fairbed.device_agent.clients.child.kinds import ClientError
 from fairbed.testbed.flower.child.app_link import AppLink, Start, StopApp
 
 MAX_TRACE_LINES, MAX_ERROR = 12, 400
-
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
-
-_HERE = str(Path(__file__).resolve().parent)
 
 
 def one_line(exc: BaseException) -> str:
@@ -137,26 +132,18 @@ def run(link: AppLink, start: Start) -> None:
     strategies.finish()
 
 
-def _end_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _raise_stop(number: int, frame: types.FrameType | None) -> None:
     raise StopApp("the run has been stopped")
 
 
 def main(arguments: list[str]) -> int:
-    """Serve `SOCKET PARENT`."""
-    _end_with(int(arguments[1]))
+    """Serve `SOCKET`."""
     signal.signal(signal.SIGTERM, _raise_stop)
     link = AppLink(socket.socket(fileno=int(arguments[0])))
     start = link.start()
     status = 1
     try:
-        sys.path[:] = [start.folder, *(x for x in sys.path if x not in ("", _HERE))]
+        sys.path[:] = [start.folder, *(x for x in sys.path if x)]
         run(link, start)
         status = 0
     except BaseException as exc:  # the code of the user may raise anything, such as SystemExit

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.report import client_metrics
-from fairbed.coordinator.report.client_metrics import curves, lines, summaries, weighted_mean
+from fairbed.coordinator.report.client_metrics import (
+    curves,
+    lines,
+    summaries,
+    values_line,
+    weighted_mean,
+)
 from fairbed.coordinator.report.device_history import read_history
 from fairbed.coordinator.report.html import read_page, report_page
 from fairbed.coordinator.report.summary import summarise_run
@@ -73,6 +79,29 @@ def test_every_view_has_them(reader: RunReader) -> None:
     assert "Metrics of the client" in page
     table = read_table(reader, "client_metric", columns=["round", "name", "value"])
     assert len(table) == len(reader.client_metrics())
+
+
+def test_those_of_an_app_are_of_no_device(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.measures = True
+    run.play(1)
+    for phase, round_id, value in (
+        ("central", 0, 9.0),
+        ("central", 1, 2.5),
+        ("merged fit", 1, 3.5),
+    ):
+        run.store.add(row("", value, 0, phase=phase, round=round_id))
+    run.store.close()
+    with RunReader(run.folder) as reader:
+        summary, page = summarise_run(reader), report_page([read_page(reader)])
+        found = curves(reader.client_metrics())
+        of_round = reader.client_metrics(0, 1, "")
+    phases = [one.phase for one in summary.client_metrics or []]
+    assert phases == ["fit", "evaluate", "merged fit", "central"]
+    assert "cost (central) 2.5, of the strategy of the app after round 1" in summary_table(summary)
+    assert "Rows without devices are of the strategy of the app" in page
+    np.testing.assert_array_equal(found["central", "cost"][:2], [[0.0, 1.0], [9.0, 2.5]])
+    assert values_line(of_round) == "cost (merged fit) 3.5, cost (central) 2.5"
 
 
 def test_the_screen_of_a_device_has_its_own(reader: RunReader) -> None:

@@ -65,8 +65,8 @@ def test_what_comes_next_depends_on_the_end(tmp_path: Path) -> None:
     physical = {word for _, word, _ in next_commands(replace(done, is_emulated=False))}
     assert "record, to replay" in physical
     plan = done.info.plan
-    app = msgspec.structs.replace(plan.aggregation, by="app")
-    own = replace(done.info, plan=msgspec.structs.replace(plan, aggregation=app))
+    client = msgspec.structs.replace(plan.training, client="mine:Client")
+    own = replace(done.info, plan=msgspec.structs.replace(plan, training=client))
     assert "replay" not in {word for _, word, _ in next_commands(replace(done, info=own))}
     row = replace(done.info.row, clock="virtual")
     replay = replace(done, info=replace(done.info, row=row))

@@ -29,6 +29,7 @@ from fairbed.coordinator.store.replication import (
 )
 from fairbed.coordinator.store.schema import table_of
 from fairbed.coordinator.store.tables import (
+    ClientMetricRow,
     DeviceMetricRow,
     ExchangeRow,
     MetricRow,
@@ -279,11 +280,14 @@ def test_the_summary_of_a_finished_replica_is_that_of_the_run(tmp_path: Path) ->
 
 def test_a_replica_has_what_clients_measure(pair: Pair) -> None:
     pair.run.measures = True
+    first = ClientMetricRow(round=0, device="", phase="central", name="loss", value=2.0, n=0)
+    pair.run.store.add(first)
     for _ in range(5):
         pair.run.play(1)
         pair.pull()
     with RunReader(pair.run.folder) as theirs, RunReader(pair.replica.folder) as ours:
         assert len(ours.client_metrics()) > 10
+        assert ours.client_metrics()[0] == first
         assert ours.client_metrics() == theirs.client_metrics()
         assert summarise_run(ours).client_metrics == summarise_run(theirs).client_metrics
 

@@ -114,26 +114,41 @@ def test_nothing_of_a_client_outlives_an_agent_that_is_killed(tmp_path: Path) ->
         await_end(started)
 
 
-def test_clients_end_with_a_server_that_is_killed(server: ClientServer) -> None:
-    process = opened(server)
-    os.kill(server.pid, signal.SIGKILL)
+def test_clients_end_with_a_server_that_is_killed(server: ClientServer, tmp_path: Path) -> None:
+    process = opened(server, folder=str(tmp_path))
+    started: list[int] = []
+
+    def kill() -> bool:
+        if not started and (tmp_path / "pids").exists():
+            started.extend(descendants(server.pid))
+            os.kill(started[1], signal.SIGKILL)
+        return False
+
     with pytest.raises(ClientFailed, match="its process must go on, but"):
-        fit(process, "until stopped")
-    await_end([process.pid])
+        fit(process, "hang", kill)
+    assert len(started) >= 6  # watcher, server, client, two commands, and a daemon of it
+    assert process.pid in started
+    await_end(started[1:])
 
 
 @pytest.mark.parametrize("path", ["lasting:Client", "lasting_in_c:Client"])
 def test_an_import_without_an_end_ends_with_its_agent(tmp_path: Path, path: str) -> None:
-    (tmp_path / "lasting.py").write_text("import time\ntime.sleep(987)\n")
-    (tmp_path / "lasting_in_c.py").write_text("sum(range(10**12))\n")
+    starts = "import subprocess\nsubprocess.Popen(['sleep', '987'], start_new_session=True)\n"
+    (tmp_path / "lasting.py").write_text(f"{starts}import time\ntime.sleep(987)\n")
+    (tmp_path / "lasting_in_c.py").write_text(f"{starts}sum(range(10**12))\n")
     made = ClientServer(code(path, folder=str(tmp_path)))
     process = ClientProcess(made.address)
+    until = time.monotonic() + LIMIT_S
     with pytest.raises(ClientStopped):
-        process.await_fork(after(0.5), made)
+        process.await_fork(
+            lambda: len(list(descendants(made.pid))) == 3 or time.monotonic() > until, made
+        )
+    started = list(descendants(made.pid))
+    assert len(started) == 3, "what watches the server, the server, and what the import has started"
     begun = time.monotonic()
     made.close()
     assert time.monotonic() - begun < LIMIT_S
-    await_end([made.pid])
+    await_end(started)
 
 
 def test_clients_are_forks_of_one_import_and_share_its_memory(server: ClientServer) -> None:

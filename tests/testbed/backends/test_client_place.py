@@ -95,7 +95,7 @@ def test_a_client_that_cannot_enter_its_groups_does_not_run(
     process = ClientProcess(server.address, groups=[str(tmp_path / "gone" / "cgroup.procs")])
     with pytest.raises(Exception, match="must enter the groups of its device"):
         process.await_fork(never, server)
-    assert list(descendants(server.pid)) == [server.pid]
+    assert len(list(descendants(server.pid))) == 2, "the server, and what watches it"
 
 
 def test_imports_of_the_server_take_their_time_on_each_device() -> None:

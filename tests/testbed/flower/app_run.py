@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import fairbed.device_agent.clients.child as device_child
 from fairbed.device_agent.clients.child.flower import (
     NODE_OPTION,
     join_arrays,
@@ -24,11 +24,11 @@ from fairbed.device_agent.clients.child.flower import (
     split_arrays,
 )
 from fairbed.device_agent.clients.child.frames import Header, Parts, receive_frame, send_frame
+from fairbed.device_agent.clients.process import SERVE, WATCHING
 from fairbed.testbed.flower import child
 from fairbed.wire.records import Records, decode_records, encode_records
 
 SERVER = Path(child.__file__).with_name("server_process.py")
-SERVE = Path(device_child.__file__).with_name("serve.py")
 
 LIMIT_S = 60.0
 MOST = 1 << 28
@@ -51,14 +51,17 @@ class Clients:
         options: Any,
         shims: Path | None = None,
     ) -> None:
-        home = stack.enter_context(tempfile.TemporaryDirectory())
+        home = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         self._address = str(Path(home) / "s")
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         listening.bind(self._address)
         listening.listen(64)
         loading = {"kind": "flower", "folder": str(folder), "path": path, "options": options}
         process = subprocess.Popen(
-            [python, str(SERVE), str(listening.fileno()), json.dumps(loading)],
+            [
+                *(python, str(WATCHING), home, str(SERVE)),
+                *(str(listening.fileno()), json.dumps(loading)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[listening.fileno()],
@@ -152,19 +155,24 @@ class AppRun:
     def __call__(self) -> "AppRun":
         """Run until the app is done or has failed."""
         with ExitStack() as stack:
-            options = self.run_config | {
-                f"{NODE_OPTION}{key}": value for key, value in self.node_config.items()
-            }
-            self.clients = Clients(
-                stack,
-                self.client_python or self.python,
-                self.folder,
-                f"{self.module}.client_app:app",
-                options,
-                self.shims,
-            )
+            self._stack = stack
             self._run(stack)
         return self
+
+    @cached_property
+    def clients(self) -> Clients:
+        """The ClientApps; many an app fails before it needs them."""
+        options = self.run_config | {
+            f"{NODE_OPTION}{key}": value for key, value in self.node_config.items()
+        }
+        return Clients(
+            self._stack,
+            self.client_python or self.python,
+            self.folder,
+            f"{self.module}.client_app:app",
+            options,
+            self.shims,
+        )
 
     def _run(self, stack: ExitStack) -> None:
         ours, its = socket.socketpair()
@@ -173,8 +181,8 @@ class AppRun:
         output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the stack closes it
         stack.callback(output.close)
         self.process = subprocess.Popen(
-            [self.python, "-u", str(SERVER), str(its.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
+            [self.python, "-u", str(WATCHING), "", str(SERVER), str(its.fileno())],
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[its.fileno()],
@@ -218,7 +226,8 @@ class AppRun:
         return str(self.of("failed")[0]["error"])
 
     def _kill(self) -> None:
-        self.process.kill()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         self.process.wait(LIMIT_S)
 
     def _answer(self, header: Header, parts: Parts) -> None:

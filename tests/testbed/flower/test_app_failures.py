@@ -15,7 +15,8 @@ import pytest
 
 from fairbed.device_agent.clients.child.flower import node_id
 from fairbed.device_agent.clients.child.frames import Closed
-from fairbed.wire.records import Record, decode_records, encode_records
+from fairbed.device_agent.clients.process import WATCHING
+from fairbed.wire.records import Record, encode_records
 from tests.testbed.flower import app_run
 from tests.testbed.flower.app_run import LIMIT_S, AppRun, Clients
 from tests.testbed.flower.small_apps import CLIENT, write_app
@@ -239,13 +240,13 @@ def test_the_process_ends_with_its_connection_and_its_parent(
     starter = (
         "import os, socket, subprocess, sys\n"
         "ours, its = socket.socketpair()\n"
-        "child = subprocess.Popen([sys.argv[1], sys.argv[2], str(its.fileno()), str(os.getpid())],"
-        " pass_fds=[its.fileno(), ours.fileno()])\n"
+        "child = subprocess.Popen([*sys.argv[1:], str(its.fileno())],"
+        " stdin=subprocess.PIPE, pass_fds=[its.fileno(), ours.fileno()])\n"
         "print(child.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", starter, flower_python, str(app_run.SERVER)],
+        [sys.executable, "-c", starter, flower_python, str(WATCHING), "", str(app_run.SERVER)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as parent:
@@ -265,55 +266,41 @@ def test_the_process_ends_with_its_connection_and_its_parent(
 LAYOUT = [["0", "float32", [3]], ["1", "int64", [1]]]
 
 
-def answer(python: str, folder: Path, body: str, layout: Any = LAYOUT) -> dict[str, Any]:
-    """Return the answer of a ClientApp whose arrays of training are `body`."""
+WRONG = {
+    "[np.full(3, np.nan, np.float32), arrays[1]]": "arrays.0: must be finite, got nan at place 0",
+    "[np.zeros(4, np.float32), arrays[1]]": (
+        "must be float32 of shape [3], got float32 of shape [4]"
+    ),
+    "[arrays[0]]": "arrays: must have the arrays 0, 1, got 0",
+    "[arrays[0].astype(np.float64), arrays[1]]": "must be float32 of shape [3], got float64",
+    "[np.array(['a', 'b'])]": "arrays.0: must be an array of floats, integers or booleans",
+    "{'0': Array('object', (1,), 'numpy.ndarray', (lambda f: (np.save(f, np.array([print]), "
+    "allow_pickle=True), f.getvalue())[1])(__import__('io').BytesIO()))}": (
+        "arrays.0: must be an array of numbers, got"
+    ),
+}
+"""Arrays of a reply, of which each device has its own, and what fails its exchange."""
+
+
+def test_a_wrong_array_fails_the_exchange_with_its_name(flower_python: str, tmp_path: Path) -> None:
+    wrong = ", ".join(f"lambda arrays: {body}" for body in WRONG)
     client = CLIENT.replace(
-        "ArrayRecord([array + number for array in arrays])", f"ArrayRecord({body})"
+        "ArrayRecord([array + number for array in arrays])",
+        "ArrayRecord(WRONG[number - 1](arrays))",
     )
-    app = write_app(folder, client="from flwr.app import Array\n" + client)
+    client = f"from flwr.app import Array\n{client}\nWRONG = [{wrong}]\n"
+    app = write_app(tmp_path / "app", client=client)
+    raw = encode_records({"arrays": Record("arrays", {"1": np.array([7])})})
+    parts = {"vector": np.zeros(3, "<f4").tobytes(), "raw": raw, "config": b""}
+    header = {"do": "fit", "round": 1, "seed": 1, "deadline_s": 10.0}
     with ExitStack() as stack:
-        clients = Clients(stack, python, app, "small.client_app:app", {})
-        opened = clients.open("pi-0", layout=layout)
-        assert opened["is"] == "opened", opened
-        raw = encode_records({"arrays": Record("arrays", {"1": np.array([7])})})
-        vector = np.zeros(3, "<f4").tobytes()
-        if not layout:
-            vector = b""
-        header = {"do": "fit", "round": 1, "seed": 1, "deadline_s": 10.0}
-        found, parts = clients.ask("pi-0", header, {"vector": vector, "raw": raw, "config": b""})
-        if found["is"] == "done":
-            found["records"] = decode_records(bytes(parts["raw"]))
-        return found
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (
-            "[np.full(3, np.nan, np.float32), arrays[1]]",
-            "arrays.0: must be finite, got nan at place 0",
-        ),
-        (
-            "[np.zeros(4, np.float32), arrays[1]]",
-            "must be float32 of shape [3], got float32 of shape [4]",
-        ),
-        ("[arrays[0]]", "arrays: must have the arrays 0, 1, got 0"),
-        ("[arrays[0].astype(np.float64), arrays[1]]", "must be float32 of shape [3], got float64"),
-        ("[np.array(['a', 'b'])]", "arrays.0: must be an array of floats, integers or booleans"),
-        (
-            "{'0': Array('object', (1,), 'numpy.ndarray', "
-            "(lambda f: (np.save(f, np.array([print]), allow_pickle=True), f.getvalue())[1])"
-            "(__import__('io').BytesIO()))}",
-            "arrays.0: must be an array of numbers, got",
-        ),
-    ],
-)
-def test_a_wrong_array_fails_the_exchange_with_its_name(
-    flower_python: str, tmp_path: Path, body: str, says: str
-) -> None:
-    found = answer(flower_python, tmp_path / "app", body)
-    assert found["is"] == "failed"
-    assert says in found["error"]
+        clients = Clients(stack, flower_python, app, "small.client_app:app", {})
+        for number, says in enumerate(WRONG.values()):
+            opened = clients.open(f"pi-{number}", number, len(WRONG), layout=LAYOUT)
+            assert opened["is"] == "opened", opened
+            found, _ = clients.ask(f"pi-{number}", header, parts)
+            assert found["is"] == "failed"
+            assert says in found["error"]
 
 
 def test_a_device_without_a_package_of_the_app_names_it(flower_python: str, tmp_path: Path) -> None:

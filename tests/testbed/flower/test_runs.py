@@ -7,20 +7,33 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import numpy as np
 import psutil
 import pytest
 
 import fairbed
 from fairbed import RunError, UsageError
+from fairbed.coordinator.report.result import next_commands, result_of
+from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.store import stored_checkpoint
+from fairbed.coordinator.tui.screens.round import read_round
 from fairbed.testbed.host.broker_process import find_mosquitto
+from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.records import decode_records
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
+from tests.testbed.small_run import physical_agent
 
 DEVICES = 3
 ODD = Path(__file__).with_name("odd_app")
@@ -85,8 +98,23 @@ def test_an_app_runs_as_it_is(run_app: RunApp, examples: Path) -> None:
     assert accuracy[1][1] > accuracy[0][1] > 0.5
     named = {x[0] for x in rows(run, "SELECT DISTINCT name FROM client_metric")}
     assert {"loss", "loss-before", "num-examples", "accuracy"} <= named
-    said = rows(run, "SELECT text FROM event WHERE kind = 'metrics'")
-    assert any("the server: loss" in text for (text,) in said)
+    query = "SELECT phase, name, round, n FROM client_metric WHERE device = '' ORDER BY 1, 2, 3"
+    assert [x for x in rows(run, query) if x[1] in ("accuracy", "loss")] == [
+        *(("central", "accuracy", number, 0) for number in (0, 1, 2)),
+        *(("central", "loss", number, 0) for number in (0, 1, 2)),
+        *(("merged evaluate", "accuracy", number, 0) for number in (1, 2)),
+        *(("merged evaluate", "loss", number, 0) for number in (1, 2)),
+        *(("merged fit", "loss", number, 0) for number in (1, 2)),
+    ]
+    of_app = {(x.phase, x.name): x for x in run.summary.client_metrics or [] if not x.devices}
+    merged = rows(run, "SELECT accuracy_mean FROM metric WHERE round = 2")[0][0]
+    assert of_app["merged evaluate", "accuracy"].mean == pytest.approx(merged)
+    assert "(central)" in summary_table(run.summary)
+    with RunReader(run.folder) as reader:
+        shown = read_round(2, reader)
+    assert shown is not None
+    assert "accuracy (central) 0." in shown.app
+    assert "(fit)" not in shown.app
     assert run.summary.aggregation.rule == "app"
     assert run.experiment.rounds == 2
 
@@ -117,6 +145,10 @@ def test_floats_are_merged_by_our_rule(run_app: RunApp) -> None:
     assert np.all(checkpoint.model == 3.0)
     assert np.array_equal(arrays(run.folder)[0], [3, 3, 3])
     assert run.summary.aggregation.rule == "fedavg"
+    with RunReader(run.folder) as reader:
+        offered = [command for _, _, command in next_commands(result_of(reader))]
+    assert offered
+    assert not any("replay" in command for command in offered), "it would be refused"
 
 
 def test_a_client_that_ends_fails_its_exchange_alone(run_app: RunApp) -> None:
@@ -154,8 +186,8 @@ def test_an_app_with_its_own_loop(run_app: RunApp) -> None:
         ({"flower.config.what": "raises"}, r"app: ValueError: the second round is cursed"),
         ({"flower.config.what": "ends"}, r"app: must train devices"),
         (
-            {"flower.config.what": "hangs", "flower.timeout_s": 2.0},
-            r"app: must push messages, or end within 2 s \(flower.timeout_s\)",
+            {"flower.config.what": "hangs", "flower.timeout_s": 1.0},
+            r"app: must push messages, or end within 1 s \(flower.timeout_s\)",
         ),
         (
             {
@@ -178,35 +210,95 @@ def test_an_app_with_its_own_loop(run_app: RunApp) -> None:
     ids=lambda x: str(x.get("flower.config.what", "subset")) if isinstance(x, dict) else "",
 )
 def test_an_app_that_fails_ends_the_run_in_one_line(
-    run_app: RunApp, settings: dict[str, Any], line: str
+    run_app: RunApp, settings: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fairbed.testbed.flower.server.STOP_S", 0.3)  # an app that sleeps
     with pytest.raises(RunError, match=line) as failure:
         run_app(settings)
     assert "\n" not in str(failure.value)
 
 
-def test_a_killed_run_goes_on_from_the_last_arrays(
-    tmp_path: Path, run_app: RunApp, flower_python: str
-) -> None:
-    given = experiment(flower_python, ODD, {"flower.config.num-server-rounds": 30})
+def killed(
+    settings: Mapping[str, Any], python: str, tmp_path: Path
+) -> tuple[Path, list[psutil.Process]]:
+    """Run an app, and kill its coordinator after round 3.
+
+    Returns:
+        The folder of the run, and all processes that had been started for it.
+    """
+    app = shutil.copytree(ODD, tmp_path / "app")
     file, folder = tmp_path / "app.toml", tmp_path / "run"
-    file.write_text(fairbed_toml(given), encoding="utf-8")
+    file.write_text(fairbed_toml(experiment(python, app, settings)), encoding="utf-8")
     command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", "--headless"]
     with subprocess.Popen([*command, str(file), "--out", str(folder)]) as process:
         ends = time.monotonic() + 60.0
         while time.monotonic() < ends and not _closed_rounds(folder) >= 3:
             time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
+        started = psutil.Process(process.pid).children(recursive=True)
+        if "flower.config.mark" in settings:
+            marked = _with_argument(settings["flower.config.mark"])
+            assert len(marked) == 2 * (1 + DEVICES), "of the ServerApp, and of each ClientApp"
+            started += marked
         os.kill(process.pid, signal.SIGKILL)
-    assert not psutil.wait_procs(children, 10.0)[1], "all that it has started ends with it"
+    return folder, started
+
+
+def test_a_killed_run_goes_on_from_the_last_arrays(
+    tmp_path: Path, run_app: RunApp, flower_python: str
+) -> None:
+    mark = str(tmp_path)
+    changes = {"num-server-rounds": 30, "what": "starts", "mark": mark}
+    settings = {f"flower.config.{key}": value for key, value in changes.items()}
+    folder, started = killed(settings, flower_python, tmp_path)
+    left = psutil.wait_procs(started, 10.0)[1]
+    for each in left:
+        each.kill()
+    assert not left, "all that it, or code of the user, has started ends with it"
     done = _closed_rounds(folder)
     assert 3 <= done < 30
     assert np.all(arrays(folder)[0] == done)
+    for name in ("odd_app.py", "pyproject.toml"):
+        file = tmp_path / "app" / name
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("fraction-train", "share-train"), encoding="utf-8")
+        with pytest.raises(UsageError, match=r"/app: must have the code with which the run beg"):
+            fairbed.run(folder)
+        file.write_text(text, encoding="utf-8")
     run = fairbed.run(folder)
     assert run.status == "done"
+    assert not _with_argument(mark), "of a run that has ended by itself"
     assert np.all(arrays(folder)[0] == 30.0)
     (text,) = rows(run, "SELECT text FROM event WHERE kind = 'resumed' AND text LIKE '%app%'")[0]
     assert "lost" in text
+
+
+def test_a_killed_run_whose_floats_we_merge_goes_on(
+    tmp_path: Path, run_app: RunApp, flower_python: str
+) -> None:
+    settings = {
+        "flower.merge": "ours",
+        "aggregation.raw": "max",
+        "selection.policy": "rbcs-f",
+        "selection.per_round": 2,
+        "flower.config.num-server-rounds": 30,
+    }
+    folder, _ = killed(settings, flower_python, tmp_path)
+    done = _closed_rounds(folder)
+    assert 3 <= done < 30
+    run = fairbed.run(folder)
+    assert run.status == "done"
+    checkpoint = stored_checkpoint(folder)
+    assert checkpoint is not None
+    assert np.all(checkpoint.model == 30.0)
+    assert np.array_equal(arrays(folder)[0], [30, 30, 30])
+    cohorts = rows(run, "SELECT round, count(*) FROM exchange GROUP BY round")
+    assert cohorts == [(number, 2) for number in range(1, 31)]
+    assert run.summary.fairness.invariant_holds is True
+
+
+def _with_argument(text: str) -> list[psutil.Process]:
+    """Return the processes whose last argument is a text."""
+    return [x for x in psutil.process_iter(["cmdline"]) if (x.info["cmdline"] or [""])[-1] == text]
 
 
 def _closed_rounds(folder: Path) -> int:
@@ -222,16 +314,73 @@ def fairbed_toml(document: Mapping[str, Any]) -> str:
     return msgspec.toml.encode(document).decode()
 
 
-def test_what_the_start_refuses(tmp_path: Path, run_app: RunApp, flower_python: str) -> None:
-    with pytest.raises(UsageError, match="round: must have mode"):
-        run_app({"round.mode": "async", "round.buffer": 1, "round.concurrency": 1})
-    with pytest.raises(UsageError, match="audit"):
-        run_app({"selection.audit": 0.1})
-    with pytest.raises(UsageError, match=r"flower\.python: .* must be a Python interpreter"):
-        fairbed.run(experiment("/bin/false", ODD, {}), out=tmp_path / "run")
-    with pytest.raises(UsageError, match=r'selection\.policy: must not be "app" without'):
-        fairbed.run({"name": "x", "selection": {"policy": "app"}, "fleet": [{"count": 2}]})
-    copy = tmp_path / "copy"
-    shutil.copytree(ODD, copy)
-    with pytest.raises(UsageError, match="out: must be outside of the code"):
-        fairbed.run(experiment(flower_python, copy, {}), out=copy / "results")
+def test_physical_devices_run_the_app_beside_emulated_ones(
+    tmp_path: Path, run_app: RunApp, flower_python: str
+) -> None:
+    for name in ("app", "changed"):
+        shutil.copytree(ODD, tmp_path / name)
+    with (tmp_path / "changed" / "odd_app.py").open("a") as file:
+        file.write("# of another version\n")
+    allowed = {
+        "pi-kitchen": ("app", flower_python),
+        "pi-hall": ("app", sys.executable),
+        "pi-cellar": ("changed", flower_python),
+        "pi-attic": None,
+    }
+
+    published = Counter[str]()
+
+    async def count(broker: str) -> None:
+        """Count the bytes of the blobs for all devices that the coordinator publishes."""
+        async with MqttTransport(broker, "look") as link:
+            async for event in link.events():
+                if isinstance(event, LinkUp):
+                    await link.subscribe(Topics().chunk("+", "+"))
+                elif isinstance(event, Packet):
+                    published[event.topic.split("/c/")[0]] += len(event.payload)
+
+    async def mixed() -> fairbed.Run:
+        with ExitStack() as agents:
+            async with (
+                start_broker("mosquitto", folder=tmp_path) as broker,
+                anyio.create_task_group() as group,
+            ):
+                group.start_soon(count, broker.url)
+                for name, code in allowed.items():
+                    options = [] if code is None else [f"app={tmp_path / code[0]},{code[1]}"]
+                    options = [x for one in options for x in ("--allow-client", one)]
+                    place = tmp_path / name
+                    place.mkdir()
+                    agents.enter_context(physical_agent(broker.url, name, place, options=options))
+                settings = {
+                    "broker.url": broker.url,
+                    "round.min_devices": DEVICES + 1,
+                    "round.deadline_s": 60.0,
+                }
+                given = experiment(flower_python, tmp_path / "app", settings)
+                del given["broker"]["kind"]
+                given["fleet"].append({"physical": list(allowed)})
+                run = partial(fairbed.run, given, out=tmp_path / "run")
+                ended = await anyio.to_thread.run_sync(run)
+                group.cancel_scope.cancel()
+                return ended
+        raise AssertionError
+
+    run = anyio.run(mixed)
+    assert run.status == "done"
+    payload = 8 * (50 * 40 + 3)
+    versions = [size for size in published.values() if size > payload]
+    assert len(versions) == 1 + 3, "each, and no copy of it, for 4 devices and 2 types of messages"
+    assert sum(published.values()) < 4.1 * payload
+    outcomes = dict(rows(run, "SELECT device, count(*) FROM exchange GROUP BY device"))
+    assert outcomes == {"pi-1": 3, "pi-2": 3, "pi-3": 3, "pi-kitchen": 3}
+    assert rows(run, "SELECT DISTINCT outcome FROM exchange") == [("done",)]
+    warned = dict(
+        rows(
+            run, "SELECT device, text FROM event WHERE device > '' AND kind IN ('skill', 'trouble')"
+        )
+    )
+    assert warned.keys() == {"pi-hall", "pi-cellar", "pi-attic"}
+    assert "needs flwr 1.21 or later, got none in" in warned["pi-hall"]
+    assert "changed must have the code of the run, sha256" in warned["pi-cellar"]
+    assert "start its agent with --allow-client app=FOLDER" in warned["pi-attic"]

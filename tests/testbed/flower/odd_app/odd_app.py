@@ -1,6 +1,7 @@
 """An app that adds 1 in each round, or does what no app should; `what` says which."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -22,6 +23,16 @@ from flwr.serverapp.strategy import FedAvg
 client = ClientApp()
 server = ServerApp()
 
+WAIT = "import os, sys, time; os.fork() and sys.exit(0); time.sleep(987)"
+"""A program that leaves its parent."""
+
+
+def start_processes(context: Context) -> None:
+    """Start one that stays a child, in a session of its own, and a daemon."""
+    for program in ("import time; time.sleep(987)", WAIT):
+        argv = [sys.executable, "-c", program, str(context.run_config["mark"])]
+        subprocess.Popen(argv, start_new_session=True)
+
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
@@ -35,6 +46,9 @@ def train(message: Message, context: Context) -> Message:
         os._exit(3)
     if what == "crashes" and (place, number) == (2, 3):
         raise RuntimeError("no training today")
+    if what == "starts" and not context.state:
+        context.state["started"] = ConfigRecord({"yes": True})
+        start_processes(context)
     arrays = [each + 1 for each in message.content["arrays"].to_numpy_ndarrays()]
     metrics = {"num-examples": place + 1, "number": number, "place": place}
     content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord(metrics)})
@@ -81,6 +95,8 @@ def main(grid: Grid, context: Context) -> None:
     what, rounds = context.run_config["what"], int(context.run_config["num-server-rounds"])
     if what == "ends":
         return
+    if what == "starts":
+        start_processes(context)
     if what == "hangs":
         list(grid.get_node_ids())
         time.sleep(1000)
