@@ -74,7 +74,8 @@ def curves(rows: Sequence[ClientMetricRow]) -> Mapping[tuple[str, str], Floats]:
 
     By phase and name; `fit` comes first.
     """
-    ordered = sorted(rows, key=lambda row: (row.phase != "fit", row.name, row.round))
+    of_devices = [row for row in rows if row.device]
+    ordered = sorted(of_devices, key=lambda row: (row.phase != "fit", row.name, row.round))
     found = dict[tuple[str, str], Floats]()
     for key, each in groupby(ordered, key=_METRIC):
         points = []

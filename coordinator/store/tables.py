@@ -702,6 +702,22 @@ class MetricRow:
     """That of each class over all devices, a list in JSON, null for a class without labels; None as
     `iou_pooled`."""
 
+    metric_mean: float | None = None
+    """Metric that `evaluation.worst` names, unweighted over devices; None if it names none."""
+    metric_worst10: float | None = None
+    """Mean of the worst tenth of the devices in it: of the lowest if more is better, else of the
+    highest; None as `metric_mean`."""
+    metric_best10: float | None = None
+    """Mean of the best tenth of the devices in it; None as `metric_mean`."""
+    metric_std: float | None = None
+    """Population standard deviation of it over devices; None as `metric_mean`."""
+    metric_gap: float | None = None
+    """Difference of the best and the worst device in it; None as `metric_mean`."""
+    metric_pooled: float | None = None
+    """It over the examples of all devices; None as `metric_mean`, and if a device sent no sums."""
+    test_metric: float | None = None
+    """It on the server's test set; None without the set."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMetricRow:
@@ -791,7 +807,7 @@ class PersonalScoreRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetricRow:
-    """One number that the client of a device measured, under the client's own name for it."""
+    """One number by name: of the client of a device, or a metric of `evaluation.metrics`."""
 
     TABLE: ClassVar[str] = "client_metric"
     KEY: ClassVar[tuple[str, ...]] = ("round", "device", "phase", "name")
@@ -799,15 +815,18 @@ class ClientMetricRow:
     round: int
     """Round of the training, or after which the model was evaluated; counted from 1."""
     device: str
-    """Name of the device."""
+    """Name of the device; empty for pooled and test."""
     phase: str
-    """fit or evaluate."""
+    """fit or evaluate; of `evaluation.metrics` also pooled, over the examples of all devices, and
+    test, on the server's test set."""
     name: str
-    """The client's name for it; at most 64 names in a run."""
+    """The client's name for it, at most 64 names in a run; or that of the metric."""
     value: float
-    """As the client returned it; what it means is the client's matter."""
+    """As the client returned it, whose matter it is what it means; or the value of the metric."""
     n: int
     """Examples of which it is, the weight in a mean over devices."""
+    better: str | None = None
+    """more or less, of a metric of `evaluation.metrics`; None for a client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

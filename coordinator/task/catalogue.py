@@ -33,6 +33,7 @@ from fairbed.wire.artifact import (
     Artifact,
     BatchNorm,
     ClassesAxis,
+    FunctionSource,
     TaskKind,
     decode_artifact,
 )
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from fairbed.coordinator.task.kept import ExportCache
     from fairbed.coordinator.task.modules import AnyExamples
     from fairbed.coordinator.task.selfcheck import ExportFigures
+
+AUTO = "auto"
+"""The loss of the kind of a task."""
 
 ARTIFACTS = "artifacts"
 SUFFIX = ".task"
@@ -76,6 +80,9 @@ def load_task(
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
     lengths: Sequence[int] = (),
+    loss: str = AUTO,
+    loss_options: Mapping[str, object] | None = None,
+    metrics: Sequence[str] = (),
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -92,6 +99,9 @@ def load_task(
         classes_axis: As for `build_task`.
         batch_norm: As for `build_task`.
         lengths: As for `build_task`.
+        loss: As for `build_task`, likewise `loss_options` and `metrics`.
+        loss_options: Options of the loss.
+        metrics: Metrics by name.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -106,7 +116,8 @@ def load_task(
         )
     check_shipped(model, kind, x_classes, y_shape)
     recipe = find_shipped(model, x_shape, classes, kind)
-    if recipe is not None:
+    is_plain = loss == AUTO and not loss_options and not metrics
+    if recipe is not None and is_plain:
         if batch_norm != "merged":
             raise UnknownTask(
                 f'model.batch_norm: "{batch_norm}" must have a model with batch normalisation, got '
@@ -129,11 +140,19 @@ def load_task(
             classes_axis=classes_axis,
             batch_norm=batch_norm,
             lengths=lengths,
+            loss=loss,
+            loss_options=loss_options,
+            metrics=metrics,
             kept=ExportCache(user_cache(os.environ) / "exports"),
         )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
     predicts = f"in {classes} classes" if kind == "classification" else f"and {kind}"
+    if not is_plain:
+        raise UnknownTask(
+            f"model.name: {model} with model.loss or evaluation.metrics must be exported with "
+            "torch, got no torch; install fairbed[torch], or remove them"
+        )
     raise UnknownTask(
         f"model.name: {model} for examples of shape {shape} {predicts} must be exported "
         f"with torch, got no torch (shipped: {shipped}); install fairbed[torch]"
@@ -159,6 +178,9 @@ def build_task(
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
     lengths: Sequence[int] = (),
+    loss: str = AUTO,
+    loss_options: Mapping[str, object] | None = None,
+    metrics: Sequence[str] = (),
     report: "Callable[[ExportFigures], None] | None" = None,
     kept: "ExportCache | None" = None,
 ) -> Artifact:
@@ -185,6 +207,9 @@ def build_task(
         batch_norm: What becomes of batch normalisation.
         lengths: Lengths to which sequences of tokens are padded, ascending, the last that of
             x_shape; empty: that one alone. The factory is called for the longest.
+        loss: auto is that of the kind; another by name, or `package.module:function`.
+        loss_options: Options of the loss.
+        metrics: Metrics by name, or `package.module:function`.
         report: Called with what an export took, once it is checked.
         kept: Earlier exports, of which an equal one is returned; None exports again.
 
@@ -220,12 +245,27 @@ def build_task(
             f"data: examples and targets must hold a value, got the shapes {x_shape} and "
             f"{y_shape}; leave out empty sequences"
         )
+    loss_of, measured = None, tuple["FunctionSource", ...]()
+    code: list[object] = []
+    if loss != AUTO or loss_options or metrics:
+        from fairbed.coordinator.task.own_functions import loss_source, metric_sources, own_code
+
+        loss_of, measured = loss_source(loss, loss_options or {}), metric_sources(metrics)
+        code = own_code(loss_of, measured)
     module = make_module(model, x_shape, classes, kind)
     check_batch_norm(module, model, batch_norm)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
         return export_task(
-            module, recipe.name, model, recipe.x_shape, classes, kind=kind, report=report
+            module,
+            recipe.name,
+            model,
+            recipe.x_shape,
+            classes,
+            kind=kind,
+            loss=loss_of,
+            metrics=measured,
+            report=report,
         )
     name = task_name(model, x_shape, classes, kind)
 
@@ -264,14 +304,16 @@ def build_task(
                 x_range=x_range,
                 fixed=fixed,
                 twin=twin,
+                loss=loss_of,
+                metrics=measured,
             )
             if kept is None or not is_path(model):
                 return export(report=report)
             settings = (name, model, of, classes, kind, x_range, sorted(fixed))
-            of_data = (x_classes, targets, axis, batch_norm)
+            of_data = (x_classes, targets, axis, batch_norm, loss_of, measured)
             return kept.exported(
                 model,
-                (module, twin),
+                (module, twin, *code),
                 (*settings, *of_data),
                 lambda found: export(report=found),
                 report,
@@ -293,6 +335,8 @@ def build_task(
                 x_range=x_range,
                 fixed=fixed,
                 twin=twin,
+                loss=loss_of,
+                metrics=measured,
                 reason=reason,
             )
 

@@ -41,6 +41,7 @@ from fairbed.coordinator.task.modules import (
     with_kind,
 )
 from fairbed.coordinator.task.ops import OPERATIONS
+from fairbed.coordinator.task.own_functions import with_functions
 from fairbed.coordinator.task.random_masks import find_draws, mask_rules
 from fairbed.coordinator.task.recording import Recorder, Recording
 from fairbed.coordinator.task.selfcheck import (
@@ -50,7 +51,15 @@ from fairbed.coordinator.task.selfcheck import (
     stable_check,
     verify,
 )
-from fairbed.wire.artifact import Artifact, ClassesAxis, TaskKind, TaskSpec, XRange
+from fairbed.wire.artifact import (
+    Artifact,
+    ClassesAxis,
+    FunctionSource,
+    TaskKind,
+    TaskSpec,
+    XRange,
+)
+from fairbed.wire.losses import functions_of
 
 
 def export_task(
@@ -68,6 +77,8 @@ def export_task(
     x_range: XRange | None = None,
     fixed: Collection[str] = (),
     twin: nn.Module | None = None,
+    loss: FunctionSource | None = None,
+    metrics: Sequence[FunctionSource] = (),
     report: Callable[[ExportFigures], None] | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
@@ -90,6 +101,8 @@ def export_task(
         x_range: From which the checks draw x; None for normal numbers.
         fixed: Names of the tensors that are constants of the graphs, besides frozen parameters.
         twin: As for `make_layout`.
+        loss: A loss by name or of the user; None: that of the kind.
+        metrics: What an evaluation measures beside that of the kind.
         report: Called with what the export took, once it is checked.
 
     Raises:
@@ -112,11 +125,18 @@ def export_task(
         task=UNSET if kind == "classification" else kind,
         positions=y_shape or UNSET,
     )
-    recorder = Recorder(copy.deepcopy(model), spec)
     if spec.is_scored or spec.y_shape:
-        spec = with_kind(spec, recorder.output_shape(), classes_axis)
-        recorder = Recorder(copy.deepcopy(model), spec)
-    reference = TorchReference(model, spec.layout, spec.kind, classes_axis=spec.classes_axis)
+        first = Recorder(copy.deepcopy(model), spec)
+        spec = with_kind(spec, first.output_shape(takes_first=loss is not None), classes_axis)
+    spec = with_functions(spec, model, loss, metrics)
+    recorder = Recorder(copy.deepcopy(model), spec)
+    reference = TorchReference(
+        model,
+        spec.layout,
+        spec.kind,
+        classes_axis=spec.classes_axis,
+        own=functions_of(spec),
+    )
     try:
         steps_began_s = time.perf_counter()
         check_equal_steps(spec, reference, is_seeded=True)
@@ -131,8 +151,11 @@ def export_task(
         _lowered(recorder, recorder.training_loss(), spec, ("x", "y", "w"))
         raise
     evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec)
+    counts = _counts_graph(recorder, spec) if spec.weighs is True else b""
     exported_s = time.perf_counter()
-    artifact = Artifact(spec=spec, train=train, evaluate=evaluate, remarks=unused_remark(unused))
+    artifact = Artifact(
+        spec=spec, train=train, evaluate=evaluate, counts=counts, remarks=unused_remark(unused)
+    )
     with torch.random.fork_rng(devices=[]):
         check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
         spec = msgspec.structs.replace(spec, selfcheck=check)
@@ -193,11 +216,23 @@ def _evaluation_graph(recorder: Recorder, program: Recording, spec: TaskSpec) ->
         "scores": (BATCH, *spec.y_shape),
         "class_counts": (3, spec.classes),
     }
+    shapes |= {f"metric.{at}": (2, each.columns) for at, each in enumerate(spec.named_metrics)}
     outputs: list[Output] = [
         (name, lowering.value(node), ELEMENT_TYPES[dtype_of(node)], shapes.get(name, ()))
         for name, node in results
     ]
     return lowering.graph.serialise(_inputs(spec, ("x", "y")), outputs)
+
+
+def _counts_graph(recorder: Recorder, spec: TaskSpec) -> bytes:
+    """Write the weights c of examples in the loss."""
+    program = recorder.counts()
+    lowering = _lowered(recorder, program, spec, ("y",))
+    [node] = _results(program)
+    number = ELEMENT_TYPES[torch.float32]
+    output: Output = ("c", lowering.value(node), number, (BATCH,))
+    inputs = [each for each in _inputs(spec, ("y",)) if each[0] == "y"]
+    return lowering.graph.serialise(inputs, [output])
 
 
 def _lowered(

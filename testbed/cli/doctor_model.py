@@ -3,8 +3,8 @@
 import argparse
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,6 +73,9 @@ class _Task:
     classes_axis: ClassesAxis | None = None
     batch_norm: BatchNorm = "merged"
     lengths: tuple[int, ...] = ()
+    loss: str = "auto"
+    loss_options: Mapping[str, object] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
     """Lengths of `data.buckets`, ascending; empty: one."""
 
     @property
@@ -125,6 +128,9 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
             experiment.model.classes_axis,
             experiment.model.batch_norm,
             data.buckets,
+            experiment.model.loss,
+            experiment.model.loss_options,
+            experiment.evaluation.metrics,
         )
     if options.x_shape is None:
         if str(options.model).endswith(".toml"):
@@ -173,6 +179,9 @@ def _findings(task: _Task) -> Iterator[ModelFinding]:
             classes_axis=task.classes_axis,
             batch_norm=task.batch_norm,
             lengths=task.lengths,
+            loss=task.loss,
+            loss_options=task.loss_options,
+            metrics=task.metrics,
             report=figures.append,
         )
     except (Unsupported, WrongArtifact) as exc:

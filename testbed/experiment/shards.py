@@ -68,6 +68,9 @@ def task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
         classes_axis=model.classes_axis,
         batch_norm=model.batch_norm,
         lengths=dataset.buckets,
+        loss=model.loss,
+        loss_options=model.loss_options,
+        metrics=experiment.evaluation.metrics,
     )
 
 

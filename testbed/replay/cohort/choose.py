@@ -46,6 +46,11 @@ def make_trainer(
                 f"replay.engine: batched must have one of the models {', '.join(FLAT_MODELS)}, got "
                 f"{spec.model}; choose auto, device or torch"
             )
+        if spec.has_own_loss:
+            raise ExperimentError(
+                "replay.engine: batched must have the loss of the task, got model.loss; choose "
+                "auto or device"
+            )
         # threadpoolctl inspects every library of the process, which only training needs.
         from fairbed.testbed.replay.cohort.dense import DenseTrainer
 
@@ -65,7 +70,7 @@ def make_trainer(
 
 
 def _best(artifact: Artifact, *, has_helpers: bool) -> CohortEngine:
-    if artifact.spec.model in FLAT_MODELS:
+    if artifact.spec.model in FLAT_MODELS and not artifact.spec.has_own_loss:
         return "batched"
     if has_helpers or _not_vectorised(artifact) or not _has_gpu():
         return "device"
@@ -81,7 +86,12 @@ def _not_vectorised(artifact: Artifact) -> list[str]:
     spec, module = artifact.spec, artifact.module
     has_buffers = spec.layout.n_values > spec.layout.n_params or spec.layout.local.size > 0
     is_random = bool(spec.masks) or (module is not None and module.is_random)
-    found = {"buffers": has_buffers, "dropout": is_random, "data.buckets": bool(spec.buckets)}
+    found = {
+        "buffers": has_buffers,
+        "dropout": is_random,
+        "data.buckets": bool(spec.buckets),
+        "model.loss": spec.has_own_loss,
+    }
     return [name for name, has in found.items() if has]
 
 
@@ -101,8 +111,9 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
     spec = artifact.spec
     if found := _not_vectorised(artifact):
         raise ExperimentError(
-            "replay.engine: torch must have a model without buffers and dropout, and sequences of "
-            f"one length, got {' and '.join(found)} in {spec.name}; choose auto or device"
+            "replay.engine: torch must have a model without buffers and dropout, the loss of the "
+            f"task, and sequences of one length, got {' and '.join(found)} in {spec.name}; choose "
+            "auto or device"
         )
     try:
         from fairbed.coordinator.task.modules import make_trainable
