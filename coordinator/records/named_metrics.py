@@ -5,6 +5,7 @@ Imported for a task that has such metrics.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +93,7 @@ class NamedMetrics:
             return row
         tested = [score for _, score in sorted(scores.items()) if score.n > 0]
         values = [value for score in tested if (value := _value(metric, score)) is not None]
-        columns = dict[str, float | None]()
+        columns = dict[str, Any]()
         if values:
             columns |= {
                 f"metric_{name}": value

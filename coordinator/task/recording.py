@@ -71,6 +71,7 @@ class _TrainingLoss(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         output = self.model(x)
+        losses: torch.Tensor
         if self.own.loss is not None:
             losses = self.own.loss(output, y)[0].to(w.dtype)
         elif self.spec.kind == "regression":
@@ -149,7 +150,7 @@ class _Counts(nn.Module):
             return torch.zeros((y.shape[0], *like.shape[1:]), dtype=like.dtype)
 
         counts = self.loss(pytree.tree_map(zeros, self.output), y)[1]
-        assert counts is not None, "the loss weighs examples itself"
+        assert isinstance(counts, torch.Tensor), "the loss weighs examples itself"
         return counts.to(torch.float32)
 
 
