@@ -185,9 +185,12 @@ class Message(
                 raise ValueError(f"{field} must be a finite number, got {value}")
             kind = type(value)
             if kind is dict:
-                for name, number in value.items():
-                    if not isfinite(number):
-                        raise ValueError(f"{field}.{name} must be a finite number, got {number}")
+                for name, found in value.items():
+                    for number in found if type(found) is tuple else (found,):
+                        if not isfinite(number):
+                            raise ValueError(
+                                f"{field}.{name} must be a finite number, got {number}"
+                            )
             if (kind is str and not (is_printable(value) and len(value) <= MAX_TEXT)) or (
                 kind is tuple and value
             ):

@@ -1,7 +1,7 @@
 """The numbers of the global model in the newest evaluation, and of the merge."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fairbed.coordinator.report.measures.entry import (
     FOUR_DIGITS,
@@ -16,7 +16,6 @@ from fairbed.coordinator.report.measures.entry import (
 )
 from fairbed.coordinator.report.measures.noise import noise_measures, part_of_noise
 from fairbed.coordinator.report.measures.scales import (
-    ANY_METRIC,
     DEVICE_SHARE,
     ERROR,
     LOG_UTILITY,
@@ -110,50 +109,6 @@ _NO_ERROR = _evaluated("", "error")
 _NO_METRIC = _evaluated("evaluation.worst names no metric, or no device has a value of it")
 
 
-def _of_worst(better: Literal["more", "less"]) -> list[RunMeasure]:
-    """Return mean and worst tenth of the metric of `evaluation.worst`, if this is its direction.
-
-    A comparison needs a direction, which the metric declares; so each direction has its measures.
-    """
-
-    def part(name: str) -> Callable[["RunSummary"], float | None]:
-        def of(s: "RunSummary") -> float | None:
-            one = s.worst_metric
-            return None if one is None or one.better != better else getattr(one, name)
-
-        return of
-
-    def why(s: "RunSummary") -> str:
-        one = s.worst_metric
-        if one is not None and one.better != better:
-            return f"{one.better} of {one.name} is better"
-        return _NO_METRIC(s)
-
-    sign = "" if better == "more" else ", less is better"
-    return [
-        RunMeasure(
-            key=f"metric_{better}_{name}",
-            name=f"{heading}{sign}",
-            meaning=f"{meaning} in the metric that evaluation.worst names{sign}",
-            source=Summary(part(name)),
-            format=FOUR_DIGITS,
-            why_none=why,
-            compare=Compared(
-                has_table=True,
-                group="quality",
-                short=short,
-                better=better,
-                kind=ANY_METRIC,
-                digits=4,
-            ),
-        )
-        for name, heading, short, meaning in (
-            ("mean", "metric", "metric", "Mean over devices"),
-            ("worst10", "worst 10 % of the metric", "metric worst", "Mean of the worst tenth"),
-        )
-    ]
-
-
 MODEL = (
     _of_model(
         "accuracy_mean",
@@ -198,8 +153,6 @@ MODEL = (
         report="Accuracy",
         compare=Compared(group="accuracy", short="var", better="less", kind=VARIANCE, digits=4),
     ),
-    *_of_worst("more"),
-    *_of_worst("less"),
     _of_model(
         "metric_mean",
         "metric",
