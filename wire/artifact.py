@@ -124,6 +124,9 @@ class RandomMask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"a mask must have at most {MAX_MASK_SIZE} elements, got {size}")
 
 
+PerClass: TypeAlias = Annotated[tuple[Number, ...], Meta(max_length=MAX_CLASSES)]
+
+
 class FunctionSource(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -137,7 +140,7 @@ class FunctionSource(
     sha256: Annotated[bytes, Meta(max_length=32)] = b""
     """Of the source file of `package.module`; empty for a built-in one."""
     options: Annotated[
-        tuple[tuple[OptionName, OptionValue | tuple[Number, ...]], ...], Meta(max_length=64)
+        tuple[tuple[OptionName, OptionValue | PerClass], ...], Meta(max_length=64)
     ] = ()
     """Its arguments by name."""
 
@@ -410,7 +413,7 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """ONNX graph, serialised; empty with a module."""
     evaluate: bytes
     """ONNX graph, serialised; empty with a module."""
-    counts: bytes = b""
+    counts: Annotated[bytes, Meta(max_length=1 << 24)] = b""
     """ONNX graph of the weights c of examples, from y alone; empty unless `TaskSpec.weighs`, and
     with a module."""
     module: ModuleSource | None = None

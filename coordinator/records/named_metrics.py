@@ -14,6 +14,7 @@ from fairbed.coordinator.algorithms.fairness import tenth
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.store.tables import ClientMetricRow, MetricRow
 from fairbed.wire.artifact import Better, NamedMetric
+from fairbed.wire.evaluation import Quality
 from fairbed.wire.named_metrics import pooled, value_of
 
 OF_ALL, OF_TEST_SET = "pooled", "test"
@@ -62,27 +63,28 @@ class NamedMetrics:
 
         def add(metric: NamedMetric, device: str, phase: str, value: float | None, n: int) -> None:
             if value is not None:
-                found.append(
-                    ClientMetricRow(
-                        round=round_id,
-                        device=device,
-                        phase=phase,
-                        name=metric.name,
-                        value=value,
-                        n=n,
-                        better=metric.better,
-                    )
-                )
+                found.append(_row(metric, round_id, device, phase, value, n))
 
         for metric in self._metrics:
             for name, score in tested.items():
-                add(metric, name, "evaluate", _value(metric, score), score.n)
+                add(metric, name, "evaluate", _value(metric, score.quality), score.n)
             all_sums = [score.quality.sums for score in tested.values()]
             n = sum(score.n for score in tested.values())
             add(metric, "", OF_ALL, pooled(metric, all_sums), n)
             if test_set is not None:
-                add(metric, "", OF_TEST_SET, _value(metric, test_set), test_set.n)
+                add(metric, "", OF_TEST_SET, _value(metric, test_set.quality), test_set.n)
         return found
+
+    def of_personal(
+        self, round_id: int, device: str, n: int, quality: Quality
+    ) -> list[ClientMetricRow]:
+        """Return a row for each metric of the personal model of a device, on `n` examples."""
+        values = [(metric, _value(metric, quality)) for metric in self._metrics]
+        return [
+            _row(metric, round_id, device, "personal", value, n)
+            for metric, value in values
+            if value is not None
+        ]
 
     def of_worst(
         self, row: MetricRow, scores: Mapping[str, Score], test_set: Score | None = None
@@ -92,7 +94,8 @@ class NamedMetrics:
         if metric is None:
             return row
         tested = [score for _, score in sorted(scores.items()) if score.n > 0]
-        values = [value for score in tested if (value := _value(metric, score)) is not None]
+        found = [_value(metric, score.quality) for score in tested]
+        values = [value for value in found if value is not None]
         columns = dict[str, Any]()
         if values:
             columns |= {
@@ -101,10 +104,24 @@ class NamedMetrics:
             }
         columns["metric_pooled"] = pooled(metric, [score.quality.sums for score in tested])
         if test_set is not None:
-            columns["test_metric"] = _value(metric, test_set)
+            columns["test_metric"] = _value(metric, test_set.quality)
         return replace(row, **columns)
 
 
-def _value(metric: NamedMetric, score: Score) -> float | None:
-    sums = score.quality.sums.get(metric.name)
+def _row(
+    metric: NamedMetric, round_id: int, device: str, phase: str, value: float, n: int
+) -> ClientMetricRow:
+    return ClientMetricRow(
+        round=round_id,
+        device=device,
+        phase=phase,
+        name=metric.name,
+        value=value,
+        n=n,
+        better=metric.better,
+    )
+
+
+def _value(metric: NamedMetric, quality: Quality) -> float | None:
+    sums = quality.sums.get(metric.name)
     return None if sums is None else value_of(metric, sums)

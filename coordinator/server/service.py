@@ -440,7 +440,7 @@ class Coordinator:
         if config.personalisation.is_on:
             from fairbed.coordinator.rounds.personal_scores import PersonalScores
 
-            personal_scores = PersonalScores(log, predicted)
+            personal_scores = PersonalScores(log, predicted, self._named_metrics())
             receivers.append(personal_scores)
         return RunServices(
             decisions=decisions,

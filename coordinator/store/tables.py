@@ -817,8 +817,8 @@ class ClientMetricRow:
     device: str
     """Name of the device; empty for pooled and test."""
     phase: str
-    """fit or evaluate; of `evaluation.metrics` also pooled, over the examples of all devices, and
-    test, on the server's test set."""
+    """fit or evaluate; of `evaluation.metrics` also pooled, over the examples of all devices, test,
+    on the server's test set, and personal, of personal models."""
     name: str
     """The client's name for it, at most 64 names in a run; or that of the metric."""
     value: float

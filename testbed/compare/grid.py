@@ -327,8 +327,8 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         has_energy=has_energy,
     )
     if trains:
-        names = {x for arm in arms for x in arm.experiment.evaluation.metrics}
-        compared += named_keys(sorted(name.rpartition(":")[2] for name in names))
+        measured = {x for arm in arms for x in arm.experiment.evaluation.metrics}
+        compared += named_keys(sorted({name.rpartition(":")[2] for name in measured}))
     described = [metric.key for metric in known_metrics() if metric.better is None]
     return Grid(
         name=name,

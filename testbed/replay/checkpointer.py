@@ -177,6 +177,11 @@ class Checkpointer:
                 self._watch(replayed, score)
         if cohort is not None:
             store.add_all(personal_rows(cohort.personal_scores, self._names))
+            if self._named is not None:
+                for one in cohort.personal_scores:
+                    name, score = self._names[one.row], one.score
+                    rows = self._named.of_personal(one.round, name, score.n, score.quality)
+                    store.add_all(rows)
         if self._lists_all:
             for fleet_row in fleet_rows(replayed.choice):
                 store.add(fleet_row)

@@ -425,6 +425,9 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "personal-score-positions": PersonalScore(
         round=3, n=60, correct=90, loss=0.75, positions=120, exact=30, iou=0.5, class_accuracy=0.75
     ),
+    "personal-score-sums": PersonalScore(
+        round=3, n=60, loss=0.75, mae=1.25, rmse=1.5, sums={"mse": (135.0, 60.0)}
+    ),
     "personal-score-none": PersonalScore(round=3, attempt=1, n=0),
     "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),
     "log-lines": LogLines(

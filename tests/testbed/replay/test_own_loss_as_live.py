@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
 pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
 
-from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.policy.config import (
     CoordinatorConfig,
     EvaluationConfig,
@@ -138,7 +138,7 @@ async def test_devices_with_own_data_report_the_metrics_that_the_coordinator_com
 def check_rows(
     artifact: Artifact,
     vector: Vector,
-    held_out: dict[str, tuple[Vector, np.ndarray]],  # type: ignore[type-arg]
+    held_out: dict[str, tuple[Vector, Ints]],
     rows: list[ClientMetricRow],
 ) -> None:
     """Compare rows with the metrics of examples that are evaluated here."""
