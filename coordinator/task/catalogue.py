@@ -256,7 +256,8 @@ def build_task(
     check_batch_norm(module, model, batch_norm)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
-        return export_task(
+        of_recipe = partial(
+            export_task,
             module,
             recipe.name,
             model,
@@ -265,7 +266,15 @@ def build_task(
             kind=kind,
             loss=loss_of,
             metrics=measured,
-            report=report,
+        )
+        if kept is None or not (loss_of or measured):
+            return of_recipe(report=report)
+        return kept.exported(
+            model,
+            (module, *code),
+            (recipe, loss_of, measured),
+            lambda found: of_recipe(report=found),
+            report,
         )
     name = task_name(model, x_shape, classes, kind)
 

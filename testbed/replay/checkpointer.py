@@ -179,9 +179,8 @@ class Checkpointer:
             store.add_all(personal_rows(cohort.personal_scores, self._names))
             if self._named is not None:
                 for one in cohort.personal_scores:
-                    name, score = self._names[one.row], one.score
-                    rows = self._named.of_personal(one.round, name, score.n, score.quality)
-                    store.add_all(rows)
+                    name, of = self._names[one.row], one.score
+                    store.add_all(self._named.of_personal(one.round, name, of.n, of.quality))
         if self._lists_all:
             for fleet_row in fleet_rows(replayed.choice):
                 store.add(fleet_row)

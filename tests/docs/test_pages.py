@@ -17,6 +17,7 @@ PAGES = (
     "lab",
     "own-device",
     "own-model",
+    "own-loss",
     "own-client",
     "from-a-torch-script",
     "own-selector",
