@@ -132,7 +132,10 @@ def train(
         2021, Algorithm 1 (arXiv:2012.04221).
     """
     check_targets(engine.spec, y)
-    counts, of_example = _counts_of(engine, y), math.prod(y.shape[1:])
+    counts: NDArray[Any] | None = None if are_complete(y) else positions_of(y)
+    of_example = math.prod(y.shape[1:])
+    if engine.spec.weighs is True:
+        counts = engine.counts(y)
     work, n_params = vector.copy(), engine.spec.layout.n_params
     w_t, local = vector if anchor is None else anchor, engine.spec.layout.local
     if local.size and anchor is not None:
@@ -250,13 +253,6 @@ def evaluate(
 
         quality = replace(quality, sums=sums_by_name(engine.spec.named_metrics, found))
     return loss, quality
-
-
-def _counts_of(engine: Engine, y: Targets) -> NDArray[Any] | None:
-    """Return what each example counts in the loss, shape (n,); None: all its positions."""
-    if engine.spec.weighs is True:
-        return engine.counts(y)
-    return None if are_complete(y) else positions_of(y)
 
 
 def _negative(where: str, loss: float) -> str:
