@@ -136,6 +136,8 @@ class Score:
     """
     has_own_loss: bool = False
     """The loss is not that of the task: error and perplexity do not follow from it."""
+    is_in_loss: bool = True
+    """An example has a weight in the loss; else the loss is undefined, which is no divergence."""
 
     @property
     def positions(self) -> int:

@@ -222,7 +222,8 @@ def evaluate(
 
     Raises:
         ValueError: There are no examples, or a target does not fit the task.
-        TrainingDiverged: The loss is not finite.
+        TrainingDiverged: The loss is not finite, or one of the user is below 0, or no example has a
+            weight in it.
     """
     check_targets(engine.spec, y)
     parts = list[Evaluation]()
@@ -242,8 +243,8 @@ def evaluate(
     loss, quality = found.loss_of(y), Quality.of(y, found)
     if engine.spec.has_own_loss:
         if math.isnan(loss):
-            raise ValueError(
-                "data: an example must have a weight above 0 in the loss, got 0 for all "
+            raise TrainingDiverged(
+                "evaluation: an example must have a weight above 0 in the loss, got 0 for all "
                 f"{len(y)}; give the device others"
             )
         if loss < 0.0:

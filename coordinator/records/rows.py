@@ -682,6 +682,10 @@ def metric_rows(
         np.array([score.correct for score in measured], dtype=np.int64),
         np.array([score.loss_sum for score in measured], dtype=np.float64),
     )
+    loss_mean, loss_std = summary.loss_mean, summary.loss_std
+    if measured[0].has_own_loss:
+        losses = np.array([x.loss_sum / x.positions for x in measured if x.is_in_loss] or [np.nan])
+        loss_mean, loss_std = float(losses.mean()), float(losses.std())
     of_test_set, mean = dict[str, Any](), np.nan
     if test_set is not None:
         mean = test_set.loss_sum / test_set.positions
@@ -697,8 +701,8 @@ def metric_rows(
     return devices, MetricRow(
         round=round_id,
         at_s=at_s,
-        loss_mean=finite(summary.loss_mean),
-        loss_std=finite(summary.loss_std) if tested else None,
+        loss_mean=finite(loss_mean),
+        loss_std=finite(loss_std) if tested else None,
         evaluate_s=evaluate_s,
         devices=len(tested),
         test_n=None if test_set is None else test_set.n,

@@ -174,8 +174,8 @@ class TorchEngine:
         target = torch.tensor(y)
         with torch.no_grad(), self._failing("counting"):
             if self._blank is None:
-                x = torch.zeros((MODULE_BATCH, *self.spec.x_shape))
-                x = x if self.spec.x_dtype == "float32" else x.long() + min(1, self.spec.x_classes)
+                x, tokens = torch.zeros((MODULE_BATCH, *self.spec.x_shape)), self.spec.x_classes
+                x = x.long() + min(1, tokens - 1) if tokens else x
                 self._blank = self._module.eval()(x)
 
             def zeros(like: torch.Tensor) -> torch.Tensor:

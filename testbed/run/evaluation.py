@@ -123,8 +123,9 @@ class FleetEvaluator:
             return Score(0, Quality(), 0.0)
         y = self._data.dataset.y[rows]
         predictions = None if found.scores is None else Predictions(y, found.scores)
-        quality, loss_sum = Quality.of(y, found), found.loss_sum
+        quality, loss_sum, is_in_loss = Quality.of(y, found), found.loss_sum, True
         if self._spec.has_own_loss:
+            is_in_loss = found.count_sum != 0.0
             loss_sum = found.loss_of(y) * int(positions_of(y).sum())
         if self._spec.named_metrics:
             from fairbed.wire.named_metrics import sums_by_name
@@ -138,6 +139,7 @@ class FleetEvaluator:
             class_counts=found.class_counts,
             spread=Spread.of(y) if y.dtype.kind == "f" and y.ndim > 1 else None,
             has_own_loss=self._spec.has_own_loss,
+            is_in_loss=is_in_loss,
         )
 
     def close(self) -> None:

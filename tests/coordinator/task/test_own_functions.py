@@ -194,7 +194,8 @@ def test_a_mini_batch_without_weight_has_no_gradient_and_counts_nothing() -> Non
         loss, gradient = device.gradient(vector, x, y)
         assert loss == 0.0
         assert not gradient.any()
-        with pytest.raises(ValueError, match="must have a weight above 0 in the loss, got 0"):
+        problem = "must have a weight above 0 in the loss, got 0 for all 7"
+        with pytest.raises(trainer.TrainingDiverged, match=problem):
             trainer.evaluate(device, vector, x, y, Unpaced())
         y[:4] = [0, 1, 2, 1]
         once = Hyperparameters(epochs=1, batch_size=B, learning_rate=0.1)

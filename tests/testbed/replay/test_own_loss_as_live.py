@@ -206,6 +206,12 @@ def test_error_and_perplexity_do_not_follow_from_another_loss() -> None:
     assert metric is not None
     assert metric.perplexity is None
     assert metric.loss_mean == 1.0
+    unweighted = Score(4, Quality(correct=2), np.nan, has_own_loss=True, is_in_loss=False)
+    known = Score(4, Quality(correct=2), 8.0, has_own_loss=True)
+    rows, metric = metric_rows(1, {"a": unweighted, "b": known}, 0.0, 0.0)
+    assert metric is not None
+    assert [row.loss for row in rows] == [None, 2.0]
+    assert (metric.loss_mean, metric.loss_std) == (2.0, 0.0), "no divergence"
 
 
 EXPERIMENT = f"""
