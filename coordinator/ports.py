@@ -121,7 +121,7 @@ class Score:
     quality: Quality
     """What the task measures."""
     loss_sum: float
-    """Sum of the losses over the positions of the examples."""
+    """Mean loss, times the positions of the examples."""
     bytes_down: int | None = None
     """Bytes of the model that the device downloaded to evaluate it; None if the coordinator
     evaluated it."""
@@ -134,6 +134,10 @@ class Score:
     spread: Spread | None = field(default=None, compare=False, repr=False)
     """Of the targets of regression at positions; None if the device evaluated it, and for others.
     """
+    has_own_loss: bool = False
+    """The loss is not that of the task: error and perplexity do not follow from it."""
+    is_in_loss: bool = True
+    """An example has a weight in the loss; else the loss is undefined, which is no divergence."""
 
     @property
     def positions(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,10 @@ def train(
         2021, Algorithm 1 (arXiv:2012.04221).
     """
     check_targets(engine.spec, y)
-    counts, of_example = None if are_complete(y) else positions_of(y), math.prod(y.shape[1:])
+    counts: NDArray[Any] | None = None if are_complete(y) else positions_of(y)
+    of_example = math.prod(y.shape[1:])
+    if engine.spec.weighs is True:
+        counts = engine.counts(y)
     work, n_params = vector.copy(), engine.spec.layout.n_params
     w_t, local = vector if anchor is None else anchor, engine.spec.layout.local
     if local.size and anchor is not None:
@@ -144,18 +147,20 @@ def train(
     rate = hyperparameters.learning_rate
     is_scaled = descent.is_plain and LEAST_FACTOR <= rate <= LARGEST_FACTOR
     factor = rate if is_scaled else 1.0
-    steps, loss_sum, seen = 0, 0.0, 0
+    steps, loss_sum, seen = 0, 0.0, 0.0
     buckets = buckets_of(engine.spec, x, y)
     for is_first, batch in mini_batches(len(y), hyperparameters, seed, buckets):
         if (limit is not None and steps >= limit) or should_stop():
             break
         if is_first:
-            loss_sum, seen = 0.0, 0
+            loss_sum, seen = 0.0, 0.0
         engine.reseed(seed, steps)
         loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch, factor)
         steps += 1
         if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
+        if loss < 0.0 and engine.spec.has_own_loss:
+            raise TrainingDiverged(_negative("training", loss))
         if descent.has_rules:
             mini_batch = x[batch], y[batch], micro_batch
             gradient_at = partial(_gradient_at, engine, work, mini_batch, gradient)
@@ -164,7 +169,7 @@ def train(
         length = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
             meter.step(part.stop - part.start, length)
-        positions = len(batch) * of_example if counts is None else int(counts[batch].sum())
+        positions = len(batch) * of_example if counts is None else counts[batch].sum().item()
         loss_sum += loss * positions
         seen += positions
     if not np.isfinite(work).all():
@@ -217,7 +222,8 @@ def evaluate(
 
     Raises:
         ValueError: There are no examples, or a target does not fit the task.
-        TrainingDiverged: The loss is not finite.
+        TrainingDiverged: The loss is not finite, or one of the user is below 0, or no example has a
+            weight in it.
     """
     check_targets(engine.spec, y)
     parts = list[Evaluation]()
@@ -234,7 +240,27 @@ def evaluate(
         raise TrainingDiverged(
             f"evaluation: the loss must be finite, got {found.loss_sum}; {remedy}"
         )
-    return found.loss_sum / int(positions_of(y).sum()), Quality.of(y, found)
+    loss, quality = found.loss_of(y), Quality.of(y, found)
+    if engine.spec.has_own_loss:
+        if math.isnan(loss):
+            raise TrainingDiverged(
+                "evaluation: an example must have a weight above 0 in the loss, got 0 for all "
+                f"{len(y)}; give the device others"
+            )
+        if loss < 0.0:
+            raise TrainingDiverged(_negative("evaluation", loss))
+    if engine.spec.named_metrics:
+        from fairbed.wire.named_metrics import sums_by_name
+
+        quality = replace(quality, sums=sums_by_name(engine.spec.named_metrics, found))
+    return loss, quality
+
+
+def _negative(where: str, loss: float) -> str:
+    return (
+        f"{where}: model.loss must be at least 0, as policies and rules take it, got {loss:.4g}; "
+        "add a constant"
+    )
 
 
 def _evaluation_batches(

@@ -110,7 +110,9 @@ def named_parts(experiment: Experiment) -> list[NamedPart]:
 
 def own_sources(experiment: Experiment) -> Sources:
     """Return the source files of all parts of an experiment that are not built in."""
-    modules, factories = [], []
+    modules, factories = list[str](), []
+    named = (experiment.model.loss, *experiment.evaluation.metrics)
+    modules += [package_of(name) for name in named if is_path(name)]
     for part in named_parts(experiment):
         if part.group == DATA_GROUP and not experiment.data.is_function:
             continue
@@ -203,16 +205,18 @@ class InputReader:
         if path is None:
             return now
         imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        if path not in imported or name == self._reloaded():
+        if path not in imported or name in self._reloaded():
             _loaded[path] = now
         before = _loaded.setdefault(path, now)
         if before != now:
             self._stale.add(name)
         return before
 
-    def _reloaded(self) -> str:
-        """Return the source that `wire.models` imports again when it has changed."""
-        return f"{package_of(self._experiment.model.name).replace('.', '/')}.py"
+    def _reloaded(self) -> set[str]:
+        """Return the sources that `wire.models` imports again when they have changed."""
+        model, metrics = self._experiment.model, self._experiment.evaluation.metrics
+        named = (model.name, *(x for x in (model.loss, *metrics) if is_path(x)))
+        return {f"{package_of(name).replace('.', '/')}.py" for name in named}
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -9,11 +9,13 @@ inputs of both graphs: a graph is a few kB, and the model is sent separately as 
               outputs loss, `g.<name>`.., `nb.<name>`..
     evaluate: inputs `p.<name>`.. `b.<name>`.. `f.<name>`.. x y
               outputs of `TaskSpec.evaluation_outputs`
+    counts:   input y                                   output c, shape (B,)
 
 The loss of example i is a sum l_i over its c_i positions: one position, or those of `y_shape` that
 have a label. `train` computes sum_i w_i l_i. The weights w, shape (B,), are 1 / sum_j c_j each for
 a mean over the positions of a mini-batch; any batch size B >= 1 works. `m.<i>` are the random masks
-of a training step, such as those of dropout (`RandomMask`, `draw_masks`).
+of a training step, such as those of dropout (`RandomMask`, `draw_masks`). A loss of the user may
+have other weights c: `counts` computes them from the targets.
 """
 
 import math
@@ -124,6 +126,55 @@ class RandomMask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"a mask must have at most {MAX_MASK_SIZE} elements, got {size}")
 
 
+PerClass: TypeAlias = Annotated[tuple[Number, ...], Meta(max_length=MAX_CLASSES)]
+
+
+class FunctionSource(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A loss or a metric: a built-in one, or a function of the user, whose code is not sent.
+
+    Graphs contain what it computes. A device that trains a module imports it, as the module.
+    """
+
+    path: Text
+    """Name of a built-in one, or `package.module:function`."""
+    sha256: Annotated[bytes, Meta(max_length=32)] = b""
+    """Of the source file of `package.module`; empty for a built-in one."""
+    options: Annotated[
+        tuple[tuple[OptionName, OptionValue | PerClass], ...], Meta(max_length=64)
+    ] = ()
+    """Its arguments by name."""
+
+    @property
+    def is_own(self) -> bool:
+        """It is code of the user."""
+        return ":" in self.path
+
+
+MAX_METRICS = 32
+"""Metrics by name of a task."""
+
+Better: TypeAlias = Literal["more", "less"]
+Scaling: TypeAlias = Literal["ratio", "exp", "sqrt"]
+
+
+class NamedMetric(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A metric that adds up: sum / weight, each summed over examples, batches and devices."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    source: FunctionSource
+    better: Better = "more"
+    """Whether more of it is better, or less."""
+    scaling: Scaling = "ratio"
+    """Its value is the ratio, exp(ratio) or sqrt(ratio)."""
+    columns: Annotated[int, Meta(ge=1, le=MAX_COUNTED)] = 1
+    """Ratios whose mean the value is, such as one per class; those without a weight are left out.
+    """
+
+
 class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Description of a model, without its parameters."""
 
@@ -157,11 +208,29 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[tuple[Length, ...], Meta(min_length=2, max_length=MAX_BUCKETS)] | UnsetType
     ) = UNSET
     """See `buckets`; left out if there is one length."""
+    loss: FunctionSource | UnsetType = UNSET
+    """A loss by name or of the user; left out for that of `TaskKind`."""
+    weighs: Literal[True] | UnsetType = UNSET
+    """This loss weighs examples by other numbers than their positions (`Artifact.counts`)."""
+    metrics: (
+        Annotated[tuple[NamedMetric, ...], Meta(min_length=1, max_length=MAX_METRICS)] | UnsetType
+    ) = UNSET
+    """See `named_metrics`; left out if there are none."""
 
     @property
     def masks(self) -> tuple[RandomMask, ...]:
         """Inputs `m.0`, `m.1`, ... of the training graph, in the order of torch's draws."""
         return () if self.random is UNSET else self.random
+
+    @property
+    def named_metrics(self) -> tuple[NamedMetric, ...]:
+        """What an evaluation measures beside that of its kind."""
+        return () if self.metrics is UNSET else self.metrics
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Its loss is not that of its kind."""
+        return self.loss is not UNSET
 
     @property
     def kind(self) -> TaskKind:
@@ -203,7 +272,8 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def predicted(self) -> Predicted:
         """What the model predicts, for the reports of devices."""
-        return Predicted(self.kind, self.y_shape)
+        names = tuple((each.name, 2 * each.columns) for each in self.named_metrics)
+        return Predicted(self.kind, self.y_shape, self.has_own_loss, names)
 
     @property
     def is_scored(self) -> bool:
@@ -236,7 +306,10 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.kind == "regression":
             counts = ["absolute_sum"] if self.y_shape else []
         counts += ["class_counts"] if self.counts_classes else []
-        return ["loss_sum", *counts, *(["scores"] if self.is_scored else [])]
+        found = ["loss_sum", *counts, *(["scores"] if self.is_scored else [])]
+        found += ["count_sum"] if self.weighs is True else []
+        found += ["square_sum"] if self.has_own_loss and self.kind == "regression" else []
+        return [*found, *(f"metric.{at}" for at in range(len(self.named_metrics)))]
 
     def __post_init__(self) -> None:
         needed = {"binary": 2, "regression": 1}.get(self.kind)
@@ -354,6 +427,9 @@ class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """ONNX graph, serialised; empty with a module."""
     evaluate: bytes
     """ONNX graph, serialised; empty with a module."""
+    counts: Annotated[bytes, Meta(max_length=1 << 24)] = b""
+    """ONNX graph of the weights c of examples, from y alone; empty unless `TaskSpec.weighs`, and
+    with a module."""
     module: ModuleSource | None = None
     """The torch module that replaces the graphs; None with graphs."""
     client: ClientSource | None = None

@@ -13,8 +13,8 @@ the cross-entropy in nats, or half the squared error, so that sqrt(2 loss) is th
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -27,6 +27,9 @@ regression. With a y_shape, a class of -1 is a position without a label."""
 ClassCounts: TypeAlias = NDArray[np.int64]
 """Positions of each class that are right, that are predicted so, and that have it as label, shape
 (3, classes): those of batches and devices add up."""
+
+Sums: TypeAlias = NDArray[np.float64]
+"""Sum and weight of a metric, shape (2, columns): those of batches and devices add up."""
 
 Scores: TypeAlias = NDArray[np.float32]
 """One number per target, in its shape: the prediction, z_1 - z_0 of two logits, or the logit of a
@@ -79,6 +82,19 @@ class Evaluation(NamedTuple):
     """Sum of |y - prediction| over the positions of regression; 0 with one position each."""
     class_counts: ClassCounts | None = None
     """None unless `TaskSpec.counts_classes`."""
+    count_sum: float | None = None
+    """Sum of the weights c of the examples in the loss; None: the number of their positions."""
+    square_sum: float | None = None
+    """Sum of the squared errors of regression; None: twice the loss."""
+    metrics: tuple[Sums, ...] = ()
+    """Sum and weight of each of `TaskSpec.named_metrics`, shape (2, columns)."""
+
+    def loss_of(self, y: Targets) -> float:
+        """Return the mean loss, given the targets of these examples; NaN if none has a weight."""
+        count = self.count_sum
+        if count is None:
+            return self.loss_sum / int(positions_of(y).sum())
+        return self.loss_sum / count if count else math.nan
 
     @classmethod
     def of_outputs(cls, found: Mapping[str, Any]) -> "Evaluation":
@@ -90,6 +106,13 @@ class Evaluation(NamedTuple):
             exact=int(found.get("exact_sum", 0)),
             absolute_sum=float(found.get("absolute_sum", 0.0)),
             class_counts=found.get("class_counts"),
+            count_sum=_optional(found, "count_sum"),
+            square_sum=_optional(found, "square_sum"),
+            metrics=tuple(
+                np.asarray(found[f"metric.{at}"], np.float64).reshape(2, -1)
+                for at in range(len(found))
+                if f"metric.{at}" in found
+            ),
         )
 
     @classmethod
@@ -104,7 +127,21 @@ class Evaluation(NamedTuple):
             exact=sum(part.exact for part in parts),
             absolute_sum=sum((part.absolute_sum for part in parts), 0.0),
             class_counts=np.sum(counts, axis=0) if counts else None,
+            count_sum=_sum_known(part.count_sum for part in parts),
+            square_sum=_sum_known(part.square_sum for part in parts),
+            metrics=tuple(
+                np.sum(each, axis=0) for each in zip(*(p.metrics for p in parts), strict=True)
+            ),
         )
+
+
+def _optional(found: Mapping[str, Any], name: str) -> float | None:
+    return float(found[name]) if name in found else None
+
+
+def _sum_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +164,10 @@ class Quality:
     """Intersection over union, the mean of the classes that are a label or predicted somewhere."""
     class_accuracy: float | None = None
     """Accuracy of the positions of each class, the mean of the classes that are a label."""
+    rmse: float | None = None
+    """Root mean squared error with another loss than half the square; None: it follows from it."""
+    sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Sums, then weights, of the metrics by name (`wire.named_metrics`)."""
 
     @classmethod
     def of(cls, y: Targets, found: Evaluation) -> "Quality":
@@ -150,11 +191,15 @@ class Quality:
                 iou=None if counts is None else mean_defined(class_ious(counts)),
                 class_accuracy=None if counts is None else mean_defined(class_accuracies(counts)),
             )
+        squares, rmse = found.square_sum, None
+        if squares is not None:
+            rmse = math.sqrt(squares / y.size) if 0.0 <= squares < math.inf else math.inf
         if scores is not None:
-            return cls(mae=mean_absolute_error(y, scores), r2=r_squared(y, scores))
+            return cls(mae=mean_absolute_error(y, scores), r2=r_squared(y, scores), rmse=rmse)
         mean = found.absolute_sum / y.size
         mae = mean if math.isfinite(mean) else math.inf
-        return cls(mae=mae, r2=_r_squared(y, 2.0 * found.loss_sum), positions=positions)
+        error = 2.0 * found.loss_sum if squares is None else squares
+        return cls(mae=mae, r2=_r_squared(y, error), positions=positions, rmse=rmse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +210,10 @@ class Predicted:
     """`wire.artifact.TaskKind`, or `client`: what the client of the task measures."""
     y_shape: tuple[int, ...] = ()
     """Shape of the targets; () is one class or number."""
+    has_own_loss: bool = False
+    """The loss is not that of the kind."""
+    sums: tuple[tuple[str, int], ...] = ()
+    """Name of each metric by name, and how many sums and weights it has."""
 
 
 ONE_CLASS = Predicted()
@@ -222,12 +271,26 @@ class Measured(Protocol):
         """As the one before."""
         ...
 
+    @property
+    def rmse(self) -> float | None:
+        """Only for regression with another loss."""
+        ...
+
+    @property
+    def sums(self) -> Mapping[str, tuple[float, ...]]:
+        """Of the metrics by name; empty in a personal score."""
+        ...
+
 
 def fault_in_measures(task: Predicted, found: Measured) -> str | None:
     """Return what is missing or impossible in the report of a device; None if nothing is."""
     if not found.n:
         return None
     most = math.prod(task.y_shape) * found.n
+    if found.sums and {name: len(x) for name, x in found.sums.items()} != dict(task.sums):
+        return "must have the sums of the metrics of the run"
+    if task.kind == "regression" and task.has_own_loss and found.rmse is None:
+        return "must have the root mean squared error (rmse)"
     if not task.y_shape and found.positions is not None:
         return "must have no positions, as each example has one target"
     if task.y_shape and (found.positions is None or not found.n <= found.positions <= most):
@@ -246,7 +309,8 @@ def fault_in_measures(task: Predicted, found: Measured) -> str | None:
 def quality_in(task: Predicted, found: Measured) -> Quality:
     """Return what a device reports, which has no fault."""
     if task.kind == "regression":
-        return Quality(mae=found.mae, r2=found.r2, positions=found.positions)
+        rmse, sums = found.rmse if task.has_own_loss else None, found.sums
+        return Quality(mae=found.mae, r2=found.r2, positions=found.positions, rmse=rmse, sums=sums)
     if task.kind == "client":
         return Quality(correct=found.correct)
     exact = found.exact if task.y_shape else None
@@ -258,6 +322,7 @@ def quality_in(task: Predicted, found: Measured) -> Quality:
         exact=exact,
         iou=found.iou if task.y_shape else None,
         class_accuracy=found.class_accuracy if task.y_shape else None,
+        sums=found.sums,
     )
 
 

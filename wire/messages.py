@@ -145,6 +145,17 @@ Metrics: TypeAlias = Annotated[
     Meta(max_length=64),
 ]
 """What a client measured, by its own names; all are finite."""
+Sums: TypeAlias = Annotated[
+    dict[
+        MetricName,
+        Annotated[
+            tuple[Annotated[float, Meta(ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE)], ...],
+            Meta(min_length=2, max_length=512),
+        ],
+    ],
+    Meta(max_length=32),
+]
+"""Metrics by name: sums over the examples, then as many weights (`wire.named_metrics`)."""
 MAX_RECORDS_BYTES = 1 << 16
 """Records in a message: small ones, such as the configuration of a round. Larger ones are in a
 blob, after the vector (`Manifest.raw_bytes`)."""
@@ -174,9 +185,12 @@ class Message(
                 raise ValueError(f"{field} must be a finite number, got {value}")
             kind = type(value)
             if kind is dict:
-                for name, number in value.items():
-                    if not isfinite(number):
-                        raise ValueError(f"{field}.{name} must be a finite number, got {number}")
+                for name, found in value.items():
+                    for number in found if type(found) is tuple else (found,):
+                        if not isfinite(number):
+                            raise ValueError(
+                                f"{field}.{name} must be a finite number, got {number}"
+                            )
             if (kind is str and not (is_printable(value) and len(value) <= MAX_TEXT)) or (
                 kind is tuple and value
             ):
@@ -492,6 +506,10 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     """Mean intersection over union of the classes at positions (`wire.evaluation.Quality`)."""
     class_accuracy: Ratio | None = None
     """Mean of the accuracies of these classes."""
+    rmse: Magnitude | None = None
+    """Of regression with another loss than half the square; else it follows from the loss."""
+    sums: Sums = {}
+    """Of the metrics by name, on test examples."""
     metrics: Metrics = {}
     """What the client of the task measured."""
     records: Records = b""
@@ -775,8 +793,10 @@ class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
     """Positions of the held-out examples; as in `EvaluateReply`, likewise the next one."""
     exact: Count | None = None
     iou: Ratio | None = None
-    """Of the held-out positions; as in `EvaluateReply`, likewise the next one."""
+    """Of the held-out positions; as in `EvaluateReply`, likewise all that follow."""
     class_accuracy: Ratio | None = None
+    rmse: Magnitude | None = None
+    sums: Sums = {}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,9 @@ from contextlib import contextmanager, suppress
 from types import MethodType
 from typing import Any, Final
 
-from fairbed.wire.artifact import ModuleSource
+from msgspec import UnsetType
+
+from fairbed.wire.artifact import Artifact, ModuleSource
 from fairbed.wire.plugins import (
     PluginError,
     Registered,
@@ -55,6 +57,20 @@ _hashes: dict[str, bytes] = {}
 def package_of(path: str) -> str:
     """Return the name of the Python module in a path `package.module:Name`."""
     return path.partition(":")[0]
+
+
+def modules_of(artifact: Artifact) -> tuple[str, ...]:
+    """Return the Python modules whose code a device runs for a task; empty for graphs.
+
+    They are those of the model, and of a loss and metrics of the user.
+    """
+    if artifact.module is None:
+        return ()
+    spec = artifact.spec
+    sources = [each.source for each in spec.named_metrics]
+    sources += [] if isinstance(spec.loss, UnsetType) else [spec.loss]
+    paths = [artifact.module.path, *(each.path for each in sources if each.is_own)]
+    return tuple(dict.fromkeys(map(package_of, paths)))
 
 
 def factory_at(path: str) -> Callable[..., object]:

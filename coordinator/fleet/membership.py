@@ -421,9 +421,10 @@ class Fleet:
                 f"its agent has no {engine}, which the model of this run needs; install it on the "
                 "device"
             )
+        lacking = [x for x in module.split() if x not in device.capabilities.models]
         return (
-            f"its owner does not allow the module {module} of this model; start its agent with "
-            f"--allow-models {module}"
+            f"its owner does not allow the module {' and '.join(lacking)} of this model; start its "
+            f"agent with {' '.join(f'--allow-models {x}' for x in lacking)}"
         )
 
     def _own_part(self, device: Device) -> int | None:

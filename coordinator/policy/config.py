@@ -84,6 +84,14 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     personal: Patterns = ()
     """Parameters that each device keeps for itself, such as `head.*` (FedPer): they are trained,
     and never leave it."""
+    loss: Annotated[str, Meta(min_length=1, max_length=256)] = "auto"
+    """What training minimises: auto is the cross-entropy of classes and labels, and half the
+    squared error of regression; cross-entropy, hinge, huber, multi-label and dice have options;
+    `package.module:function` is your own (docs/own-loss.md). All but auto need torch here."""
+    loss_options: Annotated[
+        dict[OptionName, OptionValue | tuple[float, ...]], Meta(max_length=MAX_OPTIONS)
+    ] = {}
+    """Arguments of the loss by name, such as `{ label_smoothing = 0.1, weight = [1.0, 4.0] }`."""
     like: ModelClass | None = None
     """Class of the model, such as resnet-18: a training step takes what a profile has measured for
     it (`train_s`), if anything; not set: what follows from its arithmetic, memory and cost."""
@@ -106,6 +114,11 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         if not self.trainable and self.lora is None:
             return None
         return Adaptation(trainable=self.trainable, lora=self.lora)
+
+    @property
+    def has_own_loss(self) -> bool:
+        """The loss is not that of the task."""
+        return self.loss != "auto" or bool(self.loss_options)
 
 
 LOCAL_RULES = ("sgd", "propfair")
@@ -869,6 +882,9 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """Share of the parameters that top-k sends; the rest is added to the next update."""
 
 
+ACCURACY = "accuracy"
+
+
 class EvaluationConfig(Section, frozen=True, kw_only=True):
     """`[evaluation]`: metrics, which no measured time includes."""
 
@@ -881,6 +897,14 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
     held-out examples of `[data]`."""
     timeout_s: Duration | None = None
     """Longest wait for these tests after a round; not set: `round.deadline_s`."""
+    metrics: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=32)
+    ] = ()
+    """What an evaluation measures beside accuracy and error, by name: top5, f1, iou, perplexity,
+    mse, rmse, mae, or `package.module:function` (docs/own-loss.md). They need torch here."""
+    worst: Annotated[str, Meta(min_length=1, max_length=64)] = ACCURACY
+    """The metric that the worst 10 % and the spread over devices are about: accuracy, or the error
+    of regression; or one of `metrics`, which is shown beside them."""
 
     def is_due(self, round_id: int, *, is_last: bool) -> bool:
         """Return whether the model after a round is evaluated; that of the last one always is."""

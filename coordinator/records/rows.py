@@ -682,6 +682,10 @@ def metric_rows(
         np.array([score.correct for score in measured], dtype=np.int64),
         np.array([score.loss_sum for score in measured], dtype=np.float64),
     )
+    loss_mean, loss_std = summary.loss_mean, summary.loss_std
+    if measured[0].has_own_loss:
+        losses = np.array([x.loss_sum / x.positions for x in measured if x.is_in_loss] or [np.nan])
+        loss_mean, loss_std = float(losses.mean()), float(losses.std())
     of_test_set, mean = dict[str, Any](), np.nan
     if test_set is not None:
         mean = test_set.loss_sum / test_set.positions
@@ -697,8 +701,8 @@ def metric_rows(
     return devices, MetricRow(
         round=round_id,
         at_s=at_s,
-        loss_mean=finite(summary.loss_mean),
-        loss_std=finite(summary.loss_std) if tested else None,
+        loss_mean=finite(loss_mean),
+        loss_std=finite(loss_std) if tested else None,
         evaluate_s=evaluate_s,
         devices=len(tested),
         test_n=None if test_set is None else test_set.n,
@@ -740,9 +744,16 @@ def quality_columns(n: int, loss: float, quality: Quality) -> dict[str, Any]:
         "class_accuracy": quality.class_accuracy,
         "accuracy": None if quality.correct is None else quality.correct / positions,
         "auroc": quality.auroc,
-        "rmse": finite(math.sqrt(2.0 * loss)) if is_regression and loss >= 0.0 else None,
+        "rmse": _rmse(loss, quality) if is_regression else None,
         "mae": None if quality.mae is None else finite(quality.mae),
     }
+
+
+def _rmse(loss: float, quality: Quality) -> float | None:
+    """Return the root mean squared error, given the mean loss, of which it follows by default."""
+    if quality.rmse is not None:
+        return finite(quality.rmse)
+    return finite(math.sqrt(2.0 * loss)) if loss >= 0.0 else None
 
 
 def personal_row(
@@ -775,15 +786,21 @@ def _error_columns(measured: Sequence[Score]) -> dict[str, float | None]:
 
     found = summarise_errors(
         np.array([score.positions for score in measured], dtype=np.int64),
-        np.array([score.loss_sum for score in measured], dtype=np.float64),
+        np.array([_half_squares(score) for score in measured], dtype=np.float64),
     )
     columns = {name: finite(value) for name, value in asdict(found).items()}
     mae_mean = finite(float(np.mean(errors)))
     r2 = _pooled_quality(measured).r2
     spreads = [score.spread for score in measured if score.spread is not None]
     if len(spreads) == len(measured):
-        r2 = Spread.joined(spreads).r_squared(2.0 * sum(score.loss_sum for score in measured))
+        r2 = Spread.joined(spreads).r_squared(2.0 * sum(_half_squares(x) for x in measured))
     return columns | {"mae_mean": mae_mean, "r2_pooled": r2}
+
+
+def _half_squares(score: Score) -> float:
+    """Return half the sum of the squared errors: the loss of regression, unless it is another."""
+    rmse = score.quality.rmse
+    return score.loss_sum if rmse is None else 0.5 * rmse * rmse * score.positions
 
 
 def _class_columns(measured: Sequence[Score]) -> dict[str, Any]:
@@ -821,8 +838,9 @@ def _position_columns(measured: Sequence[Score]) -> dict[str, float | None]:
     n = [score.n for score in measured]
     loss_sum = sum(score.loss_sum for score in measured)
     loss = loss_sum / sum(score.positions for score in measured)
+    is_known = loss < MAX_PERPLEXITY_LOSS and not any(score.has_own_loss for score in measured)
     return {
-        "perplexity": math.exp(loss) if loss < MAX_PERPLEXITY_LOSS else None,
+        "perplexity": math.exp(loss) if is_known else None,
         "exact_match_mean": float(np.mean(np.array(exact) / np.array(n))),
         "exact_match_pooled": sum(exact) / sum(n),
     }

@@ -81,8 +81,9 @@ def curves(rows: Sequence[ClientMetricRow]) -> Mapping[tuple[str, str], Floats]:
 
     By phase and name, in the order of `METRIC_PHASES`.
     """
+    shown = [row for row in rows if row.device or row.better is None]  # pooled ones have a table
     found = dict[tuple[str, str], Floats]()
-    for key, each in groupby(sorted(rows, key=_order), key=_METRIC):
+    for key, each in groupby(sorted(shown, key=_order), key=_METRIC):
         points = []
         for number, group in groupby(each, key=attrgetter("round")):
             of_round = list(group)
@@ -94,7 +95,8 @@ def curves(rows: Sequence[ClientMetricRow]) -> Mapping[tuple[str, str], Floats]:
 
 def values_line(rows: Sequence[ClientMetricRow]) -> str:
     """Return the values of the strategy of an app in one line; empty if there are none."""
-    shown = [row for row in sorted(rows, key=_order) if not row.device]
+    own = [row for row in rows if not row.device and row.better is None]
+    shown = sorted(own, key=_order)
     parts = [f"{row.name} ({row.phase}) {row.value:.4g}" for row in shown[:MAX_LINES]]
     more = len(shown) - MAX_LINES
     return ", ".join([*parts, *([f"and {more} more"] if more > 0 else [])])

@@ -350,6 +350,11 @@ def _title(runs: Sequence[RunPage]) -> str:
 def _one(run: RunPage, advance: Callable[[float], None]) -> Markup:
     sections = [
         _section("summary", "Summary", _words(run.findings), _further(run.summary)),
+        *(
+            [_section("metrics", "Metrics by name", _named(run.summary))]
+            if run.summary.metrics
+            else []
+        ),
         *_client_section(run.summary),
         _section("what", "What was run", _what(run)),
         *_figures(_labelled([run], [""]), [""], advance),
@@ -391,6 +396,7 @@ def _several(
             _banner(run),
             _words(run.findings),
             _further(s),
+            *([tag("h3", "Metrics by name"), _named(s)] if s.metrics else []),
             *([tag("h3", "Metrics of the client"), _client(s)] if s.client_metrics else []),
             tag("h3", "What was run"),
             _what(run),
@@ -572,6 +578,36 @@ def _client(s: RunSummary) -> Markup:
             " Rows without devices are of the strategy of the app: central is its own test of the "
             "model, the others are what it has merged of the devices."
         )
+    return join(tag("p", note, class_="note"), html_table(columns, rows, sorts=True))
+
+
+def _named(s: RunSummary) -> Markup:
+    """Return the metrics of `evaluation.metrics`, in a table."""
+    columns = [HtmlColumn("metric", "text"), HtmlColumn("better", "text"), HtmlColumn("devices")]
+    numbers = {
+        "mean": "mean",
+        "worst10": "worst 10 %",
+        "best10": "best 10 %",
+        "std": "standard deviation",
+        "gap": "gap",
+        "pooled": "all examples",
+        "test_set": "test set",
+    }
+    columns += [HtmlColumn(heading) for heading in numbers.values()]
+    columns += [HtmlColumn("worst device", "text")]
+    rows: list[Row] = []
+    for one in s.metrics or []:
+        cells: list[Any] = [_cut(one.name), one.better, _count(one.devices)]
+        for key in numbers:
+            value = getattr(one, key)
+            cells.append(HtmlCell(MISSING if value is None else f"{value:.4g}", value))
+        rows.append((*cells, one.worst_device or MISSING))
+    worst = s.worst_metric
+    about = "" if worst is None else f" evaluation.worst names {worst.name}."
+    note = (
+        "Each device counts once, on its own held-out examples; all examples are those of all "
+        f"devices together.{about}"
+    )
     return join(tag("p", note, class_="note"), html_table(columns, rows, sorts=True))
 
 

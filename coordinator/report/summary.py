@@ -30,6 +30,7 @@ from fairbed.coordinator.report.measures import (
     own_numbers,
     own_numbers_of_devices,
 )
+from fairbed.coordinator.report.named_metrics import named_summaries
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
 from fairbed.coordinator.report.quality import counted_tests, noise_of, noise_warning
 from fairbed.coordinator.report.quantities import SampleCount, of_enough, ratio, size
@@ -134,7 +135,9 @@ def summarise_run(
         test_bytes = reader.test_bytes()
         fleet_stats = reader.fleet_stats()
         own, own_of_devices = own_numbers(facts), own_numbers_of_devices(facts)
-        client_metrics = summaries(reader.latest_client_metrics())
+        by_name = reader.latest_client_metrics()
+        client_metrics = summaries([row for row in by_name if row.better is None])
+        named = [row for row in by_name if row.better is not None]
 
     is_revealed = reveals or info.status not in LIVE
     is_listed = fleet_stats is None  # a row for each device, malicious or not
@@ -265,6 +268,7 @@ def summarise_run(
         measures=own or UNSET,
         client_metrics=client_metrics or UNSET,
         frozen=_frozen(devices),
+        metrics=named_summaries(named, info.plan.evaluation.worst) if named else UNSET,
         has_client=info.plan.training.client is not None,
     )
 

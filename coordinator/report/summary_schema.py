@@ -382,6 +382,31 @@ class ClientMetricSummary(Struct, frozen=True, kw_only=True):
     highest_device: str
 
 
+class NamedMetricSummary(Struct, frozen=True, kw_only=True):
+    """One metric of `evaluation.metrics` in its newest evaluation; each device counts once."""
+
+    name: str
+    better: str
+    """more or less."""
+    is_worst: bool
+    """`evaluation.worst` names it."""
+    round: int
+    devices: int
+    """Devices that have a value; the others have no example that counts."""
+    mean: float | None
+    """Unweighted over devices; null without any, likewise the next four."""
+    worst10: float | None
+    """Unweighted mean of the max(1, int(0.1 n)) worst."""
+    best10: float | None
+    std: float | None
+    gap: float | None
+    worst_device: str | None
+    pooled: float | None
+    """Over the examples of all devices; null if a device sent no sums."""
+    test_set: float | None
+    """On the server's test set; null without one."""
+
+
 class ProfileSummary(Struct, frozen=True, kw_only=True):
     """All devices of one profile."""
 
@@ -659,8 +684,15 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """What the client of the run measures; absent without any."""
     frozen: FrozenPart | UnsetType = UNSET
     """Absent for a model without a frozen part."""
+    metrics: list[NamedMetricSummary] | UnsetType = UNSET
+    """Those of `evaluation.metrics`; absent without any."""
     has_client: bool = False
     """Training code of the user has trained the model."""
+
+    @property
+    def worst_metric(self) -> NamedMetricSummary | None:
+        """The metric that `evaluation.worst` names; None if that is of the task."""
+        return next((one for one in self.metrics or () if one.is_worst), None)
 
     @property
     def last_round(self) -> int | None:

@@ -17,6 +17,7 @@ from fairbed.coordinator.report.measures import (
     text_of,
 )
 from fairbed.coordinator.report.measures.device import NOTABLE_DIVERGENCE
+from fairbed.coordinator.report.named_metrics import named_lines
 from fairbed.coordinator.report.quality import examples_text, noise_mark, whole_percent
 from fairbed.coordinator.report.quantities import (
     LEAST,
@@ -115,6 +116,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_noise(s),
         *_personal(s),
         *([] if isinstance(s.frozen, UnsetType) else [("frozen", frozen_line(s.frozen))]),
+        *[("metric", line) for line in named_lines(s)],
         *[("metric", line) for line in client_metric_lines(s.client_metrics or [])],
         *[("note", note) for note in s.evaluation_notes],
         (

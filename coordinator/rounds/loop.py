@@ -72,6 +72,7 @@ from fairbed.wire.messages import Train
 
 if TYPE_CHECKING:
     from fairbed.coordinator.records.client_metrics import ClientMetrics
+    from fairbed.coordinator.records.named_metrics import NamedMetrics
     from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
     from fairbed.coordinator.rounds.own_data import OwnDataTests
     from fairbed.coordinator.rounds.personal_scores import PersonalScores
@@ -231,6 +232,8 @@ class RunServices:
     """None: versions and updates have no raw part."""
     client_metrics: "ClientMetrics | None"
     """None: the task has no client."""
+    named_metrics: "NamedMetrics | None"
+    """None: `evaluation.metrics` names none."""
     watchers: Sequence[RunWatcher]
     evaluator: Evaluator | None
     on_progress: Callable[[RoundProgress], None]
@@ -884,6 +887,11 @@ class TrainingLoop:
         devices, metric = metric_rows(round_id, scores, log.at_s(), took_s, test_set)
         for row in devices:
             log.add(row)
+        named = self._services.named_metrics
+        if named is not None and metric is not None:
+            for each in named.rows(round_id, scores, test_set):
+                log.add(each)
+            metric = named.of_worst(metric, scores, test_set)
         if metric is not None:
             log.add(metric)
             for watcher in self._services.watchers:

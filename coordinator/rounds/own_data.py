@@ -213,11 +213,14 @@ def score_of(
     pulled = pulled_manifest(reply, request)
     counts = {name: getattr(reply, name) for name in ("correct", "positions", "exact")}
     counted = {name: x if x is None else x * n // reply.n for name, x in counts.items()}
-    quality = quality_in(task, msgspec.structs.replace(reply, n=n, **counted))
+    share = n / reply.n
+    sums = {name: tuple(x * share for x in each) for name, each in reply.sums.items()}
+    quality = quality_in(task, msgspec.structs.replace(reply, n=n, sums=sums, **counted))
     return Score(
         n=n,
         quality=quality,
         loss_sum=min(reply.loss, MAX_LOSS) * (quality.positions or n),
         bytes_down=None if pulled is None else pulled.size_bytes,
         metrics=reply.metrics,
+        has_own_loss=task.has_own_loss,
     )

@@ -7,6 +7,7 @@ device whose score was missing `MISSING_SCORES` times in a row is not waited for
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -15,6 +16,9 @@ from fairbed.coordinator.rounds.executor import Receiver
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.evaluation import ONE_CLASS, Predicted, fault_in_measures, quality_in
 from fairbed.wire.messages import EvaluateReply, PersonalScore, Train
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.records.named_metrics import NamedMetrics
 
 MISSING_SCORES = 3
 """Missing scores in a row after which no round waits for those of a device."""
@@ -26,10 +30,16 @@ class PersonalScores(Receiver):
     Args:
         event_log: Receives the rows.
         task: What the model predicts.
+        named: Makes the rows of metrics by name; None: there are none.
     """
 
-    def __init__(self, event_log: EventLog, task: Predicted = ONE_CLASS) -> None:
-        self._event_log, self._task = event_log, task
+    def __init__(
+        self,
+        event_log: EventLog,
+        task: Predicted = ONE_CLASS,
+        named: "NamedMetrics | None" = None,
+    ) -> None:
+        self._event_log, self._task, self._named = event_log, task, named
         self._expected: dict[str, tuple[int, int]] = {}
         """Round and attempt of the newest score that each device has not sent."""
         self._missing: Counter[str] = Counter()
@@ -57,6 +67,9 @@ class PersonalScores(Receiver):
             quality = quality_in(self._task, score)
             row = personal_row(score.round, device, score.n, score.loss, quality)
             self._event_log.add(row)
+            if self._named is not None:
+                for each in self._named.of_personal(score.round, device, score.n, quality):
+                    self._event_log.add(each)
         self._end(device)
 
     async def wait(self, devices: Collection[str], limit_s: float) -> None:

@@ -54,13 +54,14 @@ from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Refused
 from fairbed.wire.messages import MAX_CHUNK_BYTES, CoordinatorStatus, Goodbye, Manifest, Welcome
-from fairbed.wire.models import package_of
+from fairbed.wire.models import modules_of
 from fairbed.wire.signature import Binding
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 if TYPE_CHECKING:
     from fairbed.coordinator.records.client_metrics import ClientMetrics
+    from fairbed.coordinator.records.named_metrics import NamedMetrics
     from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
 
@@ -295,7 +296,7 @@ class Coordinator:
         """Build the parts of the run; nothing is sent yet."""
         log, side_traffic = self._event_log, SideTraffic()
         artifact = self._setup.artifact
-        allowed = "" if artifact.module is None else package_of(artifact.module.path)
+        allowed = " ".join(modules_of(artifact))
         registry = Registry(
             personalises=self._config.personalisation.is_on,
             tests_shards=self._config.model.has_local_values or self._setup.client_evaluates,
@@ -456,7 +457,7 @@ class Coordinator:
         if config.personalisation.is_on:
             from fairbed.coordinator.rounds.personal_scores import PersonalScores
 
-            personal_scores = PersonalScores(log, predicted)
+            personal_scores = PersonalScores(log, predicted, self._named_metrics())
             receivers.append(personal_scores)
         return RunServices(
             decisions=decisions,
@@ -476,6 +477,7 @@ class Coordinator:
             side_traffic=side_traffic,
             raw_merger=self._setup.raw_merger,
             client_metrics=self._client_metrics(),
+            named_metrics=self._named_metrics(),
             watchers=watchers,
             evaluator=self._host.evaluator,
             on_progress=self._on_progress,
@@ -488,6 +490,14 @@ class Coordinator:
         from fairbed.coordinator.records.client_metrics import ClientMetrics
 
         return ClientMetrics(self._store.metric_names)
+
+    def _named_metrics(self) -> "NamedMetrics | None":
+        metrics = self._setup.artifact.spec.named_metrics
+        if not metrics:
+            return None
+        from fairbed.coordinator.records.named_metrics import NamedMetrics
+
+        return NamedMetrics(metrics, self._setup.config.evaluation.worst)
 
     def _restore(self, loop: TrainingLoop) -> int:
         """Restore the last checkpoint, if there is one; return the first round to run."""

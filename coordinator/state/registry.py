@@ -202,15 +202,15 @@ class Device:
 
         Args:
             engine: onnx, torch or client.
-            module: Python module of the model, or name of the folder of a client; empty for
-                graphs, which need no permission.
+            module: Python modules of the model, with spaces between them, or name of the folder of
+                a client; empty for graphs, which need no permission.
         """
         known = self.capabilities
         if known is None:
             return engine == "onnx"
         if engine == "client":
             return module in known.clients
-        return engine in known.engines and (not module or module in known.models)
+        return engine in known.engines and set(module.split()) <= set(known.models)
 
     def is_present(self, now: float) -> bool:
         """Return whether the device is available or at work on an open exchange."""
@@ -346,8 +346,8 @@ class Registry:
     engine: str = "onnx"
     """Engine of the run's task; a device without it is not available."""
     module: str = ""
-    """Python module of the model, or name of the folder of a client, empty for graphs; a device
-    whose owner does not allow it is not available."""
+    """Python modules of the model, with spaces between them, or name of the folder of a client,
+    empty for graphs; a device whose owner does not allow them is not available."""
     fitting: Fitting | None = None
     """Fits training into the memory of devices; None: it needs little. A device into which it does
     not fit is not available."""

@@ -158,6 +158,12 @@ class PlannedBroker(Struct, frozen=True, kw_only=True):
     url: str = "embedded"
 
 
+class PlannedEvaluation(Struct, frozen=True, kw_only=True):
+    """`[evaluation]`."""
+
+    worst: str = "accuracy"
+
+
 class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     """The part of an experiment that is shown beside its results."""
 
@@ -170,6 +176,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     personalisation: PlannedPersonalisation = PlannedPersonalisation()
     replay: PlannedReplay = PlannedReplay()
     broker: PlannedBroker = PlannedBroker()
+    evaluation: PlannedEvaluation = PlannedEvaluation()
     fleet: tuple[PlannedFleet, ...] = ()
 
     @property

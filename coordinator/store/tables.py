@@ -706,6 +706,22 @@ class MetricRow:
     """That of each class over all devices, a list in JSON, null for a class without labels; None as
     `iou_pooled`."""
 
+    metric_mean: float | None = None
+    """Metric that `evaluation.worst` names, unweighted over devices; None if it names none."""
+    metric_worst10: float | None = None
+    """Mean of the worst tenth of the devices in it: of the lowest if more is better, else of the
+    highest; None as `metric_mean`."""
+    metric_best10: float | None = None
+    """Mean of the best tenth of the devices in it; None as `metric_mean`."""
+    metric_std: float | None = None
+    """Population standard deviation of it over devices; None as `metric_mean`."""
+    metric_gap: float | None = None
+    """Difference of the best and the worst device in it; None as `metric_mean`."""
+    metric_pooled: float | None = None
+    """It over the examples of all devices; None as `metric_mean`, and if a device sent no sums."""
+    test_metric: float | None = None
+    """It on the server's test set; None without the set."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMetricRow:
@@ -793,9 +809,12 @@ class PersonalScoreRow:
     `iou`."""
 
 
-MetricPhase: TypeAlias = Literal["fit", "evaluate", "merged fit", "merged evaluate", "central"]
-"""Where a metric of a client or of an application is from: a training and a test on a device; both
-as the strategy of an application has merged them; its own test of the model."""
+MetricPhase: TypeAlias = Literal[
+    *("fit", "evaluate", "personal", "merged fit", "merged evaluate", "central", "pooled", "test")
+]
+"""Where a metric is from: a training, and a test of the model or of the personal one, on a device;
+both as the strategy of an application has merged them; its own test of the model; the examples of
+all devices; the test set of the server."""
 
 METRIC_PHASES: Final[tuple[MetricPhase, ...]] = get_args(MetricPhase)
 """In the order in which they are shown."""
@@ -803,7 +822,7 @@ METRIC_PHASES: Final[tuple[MetricPhase, ...]] = get_args(MetricPhase)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMetricRow:
-    """One number that the client of a device measured, under the client's own name for it.
+    """One number by name: of the client of a device, or a metric of `evaluation.metrics`.
 
     The strategy of an application has such numbers, too.
     """
@@ -815,16 +834,20 @@ class ClientMetricRow:
     """Round of the training, or after which the model was evaluated; counted from 1. 0: the first
     model, which only an application tests."""
     device: str
-    """Name of the device; empty: of the strategy of an application."""
+    """Name of the device; empty for pooled and test, and of the strategy of an application."""
     phase: str
     """fit or evaluate, of a device; merged fit or merged evaluate: as the strategy of an
-    application has merged those of its devices; central: its own test of the model."""
+    application has merged those of its devices; central: its own test of the model. Of
+    `evaluation.metrics` also pooled, over the examples of all devices, test, on the server's test
+    set, and personal, of personal models."""
     name: str
-    """The client's name for it; at most 64 names in a run."""
+    """The client's name for it, at most 64 names in a run; or that of the metric."""
     value: float
-    """As the client returned it; what it means is the client's matter."""
+    """As the client returned it, whose matter it is what it means; or the value of the metric."""
     n: int
     """Examples of which it is, the weight in a mean over devices; 0 without a device."""
+    better: str | None = None
+    """more or less, of a metric of `evaluation.metrics`; None for a client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from fairbed.wire.artifact import (
     Artifact,
     BatchNorm,
     ClassesAxis,
+    FunctionSource,
     TaskKind,
     TaskSpec,
     decode_artifact,
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from fairbed.coordinator.task.kept import ExportCache
     from fairbed.coordinator.task.modules import AnyExamples
     from fairbed.coordinator.task.selfcheck import ExportFigures
+
+AUTO = "auto"
+"""The loss of the kind of a task."""
 
 ARTIFACTS = "artifacts"
 SUFFIX = ".task"
@@ -80,6 +84,9 @@ def load_task(
     lengths: Sequence[int] = (),
     changes: ModelChanges = NO_CHANGES,
     personal: Sequence[str] = (),
+    loss: str = AUTO,
+    loss_options: Mapping[str, object] | None = None,
+    metrics: Sequence[str] = (),
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -98,6 +105,9 @@ def load_task(
         lengths: As for `build_task`.
         changes: As for `build_task`, likewise `personal`.
         personal: Patterns of names of the values that each device keeps for itself.
+        loss: As for `build_task`, likewise `loss_options` and `metrics`.
+        loss_options: Options of the loss.
+        metrics: Metrics by name.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -112,7 +122,8 @@ def load_task(
         )
     check_shipped(model, kind, x_classes, y_shape)
     recipe = None
-    if changes.are_none and not personal:
+    is_plain = loss == AUTO and not loss_options and not metrics
+    if is_plain and changes.are_none and not personal:
         recipe = find_shipped(model, x_shape, classes, kind)
     if recipe is not None:
         if batch_norm != "merged":
@@ -139,11 +150,19 @@ def load_task(
             lengths=lengths,
             changes=changes,
             personal=personal,
+            loss=loss,
+            loss_options=loss_options,
+            metrics=metrics,
             kept=ExportCache(user_cache(os.environ) / "exports"),
         )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
     shape = "x".join(map(str, x_shape))
     predicts = f"in {classes} classes" if kind == "classification" else f"and {kind}"
+    if not is_plain:
+        raise UnknownTask(
+            f"model.name: {model} with model.loss or evaluation.metrics must be exported with "
+            "torch, got no torch; install fairbed[torch], or remove them"
+        )
     raise UnknownTask(
         f"model.name: {model} for examples of shape {shape} {predicts} must be exported "
         f"with torch, got no torch (shipped: {shipped}); install fairbed[torch]"
@@ -171,6 +190,9 @@ def build_task(
     lengths: Sequence[int] = (),
     changes: ModelChanges = NO_CHANGES,
     personal: Sequence[str] = (),
+    loss: str = AUTO,
+    loss_options: Mapping[str, object] | None = None,
+    metrics: Sequence[str] = (),
     report: "Callable[[ExportFigures], None] | None" = None,
     kept: "ExportCache | None" = None,
 ) -> Artifact:
@@ -201,6 +223,9 @@ def build_task(
             more become the base of the task, whose file is in the cache of this user
             (`wire.base_files.default_bases`).
         personal: Patterns of names of the values that each device keeps for itself.
+        loss: auto is that of the kind; another by name, or `package.module:function`.
+        loss_options: Options of the loss.
+        metrics: Metrics by name, or `package.module:function`.
         report: Called with what an export took, once it is checked.
         kept: Earlier exports, of which an equal one is returned; None exports again.
 
@@ -240,14 +265,38 @@ def build_task(
             f"data: examples and targets must hold a value, got the shapes {x_shape} and "
             f"{y_shape}; leave out empty sequences"
         )
+    loss_of, measured = None, tuple["FunctionSource", ...]()
+    code: list[object] = []
+    if loss != AUTO or loss_options or metrics:
+        from fairbed.coordinator.task.own_functions import loss_source, metric_sources, own_code
+
+        loss_of, measured = loss_source(loss, loss_options or {}), metric_sources(metrics)
+        code = own_code(loss_of, measured)
     module = make_module(model, x_shape, classes, kind)
     check_batch_norm(module, model, batch_norm)
     name = task_name(model, x_shape, classes, kind)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
         if changes.are_none and not personal:
-            return export_task(
-                module, recipe.name, model, recipe.x_shape, classes, kind=kind, report=report
+            of_recipe = partial(
+                export_task,
+                module,
+                recipe.name,
+                model,
+                recipe.x_shape,
+                classes,
+                kind=kind,
+                loss=loss_of,
+                metrics=measured,
+            )
+            if kept is None or not (loss_of or measured):
+                return of_recipe(report=report)
+            return kept.exported(
+                model,
+                (module, *code),
+                (recipe, loss_of, measured),
+                lambda found: of_recipe(report=found),
+                report,
             )
         name, x_shape = recipe.name, recipe.x_shape
 
@@ -302,14 +351,16 @@ def build_task(
                 fixed=fixed,
                 twin=twin,
                 base=base,
+                loss=loss_of,
+                metrics=measured,
             )
             if kept is None or not is_path(model):
                 return export(report=report)
             settings = (name, model, of, classes, kind, x_range, sorted(fixed), base)
-            of_data = (x_classes, targets, axis, batch_norm)
+            of_data = (x_classes, targets, axis, batch_norm, loss_of, measured)
             return kept.exported(
                 model,
-                (module, twin),
+                (module, twin, *code),
                 (*settings, *of_data),
                 lambda found: export(report=found),
                 report,
@@ -332,6 +383,8 @@ def build_task(
                 fixed=fixed,
                 twin=twin,
                 base=base,
+                loss=loss_of,
+                metrics=measured,
                 reason=reason,
             )
 

@@ -43,6 +43,7 @@ from fairbed.coordinator.task.modules import (
     with_kind,
 )
 from fairbed.coordinator.task.ops import OPERATIONS
+from fairbed.coordinator.task.own_functions import with_functions
 from fairbed.coordinator.task.random_masks import find_draws, mask_rules
 from fairbed.coordinator.task.recording import Recorder, Recording
 from fairbed.coordinator.task.selfcheck import (
@@ -52,7 +53,15 @@ from fairbed.coordinator.task.selfcheck import (
     stable_check,
     verify,
 )
-from fairbed.wire.artifact import Artifact, ClassesAxis, TaskKind, TaskSpec, XRange
+from fairbed.wire.artifact import (
+    Artifact,
+    ClassesAxis,
+    FunctionSource,
+    TaskKind,
+    TaskSpec,
+    XRange,
+)
+from fairbed.wire.losses import functions_of
 from fairbed.wire.tensors import Layout, Tensor
 
 
@@ -72,6 +81,8 @@ def export_task(
     fixed: Collection[str] = (),
     twin: nn.Module | None = None,
     base: Layout | None = None,
+    loss: FunctionSource | None = None,
+    metrics: Sequence[FunctionSource] = (),
     report: Callable[[ExportFigures], None] | None = None,
 ) -> Artifact:
     """Return the checked artifact of a model.
@@ -95,6 +106,8 @@ def export_task(
         fixed: Names of the tensors that are constants of the graphs, besides frozen parameters.
         twin: As for `make_layout`.
         base: Those of `fixed` that are inputs of the graphs, in place of constants; None: none.
+        loss: A loss by name or of the user; None: that of the kind.
+        metrics: What an evaluation measures beside that of the kind.
         report: Called with what the export took, once it is checked.
 
     Raises:
@@ -117,11 +130,18 @@ def export_task(
         task=UNSET if kind == "classification" else kind,
         positions=y_shape or UNSET,
     )
-    recorder = Recorder(copy.deepcopy(model), spec)
     if spec.is_scored or spec.y_shape:
-        spec = with_kind(spec, recorder.output_shape(), classes_axis)
-        recorder = Recorder(copy.deepcopy(model), spec)
-    reference = TorchReference(model, spec.layout, spec.kind, classes_axis=spec.classes_axis)
+        first = Recorder(copy.deepcopy(model), spec)
+        spec = with_kind(spec, first.output_shape(takes_first=loss is not None), classes_axis)
+    spec = with_functions(spec, model, loss, metrics)
+    recorder = Recorder(copy.deepcopy(model), spec)
+    reference = TorchReference(
+        model,
+        spec.layout,
+        spec.kind,
+        classes_axis=spec.classes_axis,
+        own=functions_of(spec),
+    )
     try:
         steps_began_s = time.perf_counter()
         check_equal_steps(spec, reference, is_seeded=True)
@@ -137,8 +157,11 @@ def export_task(
         _lowered(recorder, recorder.training_loss(), spec, base, ("x", "y", "w"))
         raise
     evaluate = _evaluation_graph(recorder, recorder.evaluation(), spec, base)
+    counts = _counts_graph(recorder, spec) if spec.weighs is True else b""
     exported_s = time.perf_counter()
-    artifact = Artifact(spec=spec, train=train, evaluate=evaluate, remarks=unused_remark(unused))
+    artifact = Artifact(
+        spec=spec, train=train, evaluate=evaluate, counts=counts, remarks=unused_remark(unused)
+    )
     with torch.random.fork_rng(devices=[]):
         of_base = {} if base is None else frozen_values(model, base)
         check = stable_check(artifact, reference, SELFCHECK_SEED, SELFCHECK_BATCH, of_base)
@@ -159,6 +182,8 @@ def export_task(
 def forward_graph(model: nn.Module, spec: TaskSpec) -> bytes:
     """Return a network as ONNX, from `x` to `output`, with its values inside.
 
+    Several outputs are `output0`, `output1`, ...
+
     Args:
         model: The module with its values, in evaluation mode.
         spec: Shape and type of x.
@@ -170,10 +195,12 @@ def forward_graph(model: nn.Module, spec: TaskSpec) -> bytes:
     program = recorder.forward()
     plain = msgspec.structs.replace(spec, layout=Layout(tensors=()))
     lowering = _lowered(recorder, program, plain, None, ("x",))
-    (node,) = _results(program)
-    shape: list[int | str] = [BATCH, *map(int, shape_of(node)[1:])]
-    output: Output = ("output", lowering.value(node), ELEMENT_TYPES[dtype_of(node)], shape)
-    return lowering.graph.serialise(_inputs(plain, None, ("x",)), [output])
+    nodes, outputs = _results(program), list[Output]()
+    for at, node in enumerate(nodes):
+        shape: list[int | str] = [BATCH, *map(int, shape_of(node)[1:])]
+        name = f"output{at}" if len(nodes) > 1 else "output"
+        outputs.append((name, lowering.value(node), ELEMENT_TYPES[dtype_of(node)], shape))
+    return lowering.graph.serialise(_inputs(plain, None, ("x",)), outputs)
 
 
 def _training_graph(
@@ -224,11 +251,23 @@ def _evaluation_graph(
         "scores": (BATCH, *spec.y_shape),
         "class_counts": (3, spec.classes),
     }
+    shapes |= {f"metric.{at}": (2, each.columns) for at, each in enumerate(spec.named_metrics)}
     outputs: list[Output] = [
         (name, lowering.value(node), ELEMENT_TYPES[dtype_of(node)], shapes.get(name, ()))
         for name, node in results
     ]
     return lowering.graph.serialise(_inputs(spec, base, ("x", "y")), outputs)
+
+
+def _counts_graph(recorder: Recorder, spec: TaskSpec) -> bytes:
+    """Write the weights c of examples in the loss."""
+    program = recorder.counts()
+    lowering = _lowered(recorder, program, spec, None, ("y",))
+    [node] = _results(program)
+    number = ELEMENT_TYPES[torch.float32]
+    output: Output = ("c", lowering.value(node), number, (BATCH,))
+    inputs = [each for each in _inputs(spec, None, ("y",)) if each[0] == "y"]
+    return lowering.graph.serialise(inputs, [output])
 
 
 def _lowered(

@@ -84,11 +84,11 @@ class Unreadable(Exception):
     """What a module depends on cannot be read; the message has the reason."""
 
 
-def export_key(modules: Iterable[nn.Module], *settings: object) -> str:
+def export_key(modules: Iterable[object], *settings: object) -> str:
     """Return the hash of all that the export of a module depends on.
 
     Args:
-        modules: The module and its twin.
+        modules: The module and its twin, and functions of the user.
         *settings: Names, shapes, kind and range of x.
 
     Raises:
@@ -403,7 +403,7 @@ class ExportCache:
     def exported(
         self,
         label: str,
-        modules: Iterable[nn.Module],
+        modules: Iterable[object],
         settings: Iterable[object],
         export: Callable[[Callable[[ExportFigures], None]], Artifact],
         report: Callable[[ExportFigures], None] | None,
@@ -412,7 +412,7 @@ class ExportCache:
 
         Args:
             label: Name of the model, for the log.
-            modules: The module and its twin.
+            modules: The module and its twin, and functions of the user.
             settings: All else that the export depends on.
             export: Exports the module, and reports what that took.
             report: Called with what the export took, now or when it was made.
@@ -449,6 +449,8 @@ class ExportCache:
                     artifact = decode_artifact(kept.artifact)
                     check_graph(artifact.train)
                     check_graph(artifact.evaluate)
+                    if artifact.counts:
+                        check_graph(artifact.counts)
                     if kept.key == key:
                         os.utime(file)
                         return artifact, kept.figures

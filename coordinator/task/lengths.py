@@ -14,6 +14,7 @@ from torch import nn
 
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import Artifact, TaskSpec
+from fairbed.wire.losses import first_output
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.plugins import users_code
 from fairbed.wire.preparation import PADDING
@@ -68,7 +69,7 @@ def padding_remarks(model: nn.Module, spec: TaskSpec, shorter: Sequence[int]) ->
             )
 
         with users_code(broken, Unsupported), torch.no_grad():
-            whole, short = module(torch.from_numpy(padded)), module(torch.from_numpy(x))
+            whole, short = map(first_output, map(module, map(torch.from_numpy, (padded, x))))
             if spec.labels_tokens:
                 axis = 2 if spec.classes_axis == "first" else 1
                 whole = whole.narrow(axis, 0, length)

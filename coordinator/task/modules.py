@@ -21,12 +21,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairbed.coordinator.task.errors import Unsupported, untrainable
+from fairbed.coordinator.task.own_functions import with_functions
 from fairbed.coordinator.task.selfcheck import TorchReference, check_equal_steps, record_selfcheck
 from fairbed.wire.adaptation import LORA_A, fitting, unused
 from fairbed.wire.artifact import (
     Artifact,
     BatchNorm,
     ClassesAxis,
+    FunctionSource,
     ModuleSource,
     SelfCheck,
     TaskKind,
@@ -34,6 +36,7 @@ from fairbed.wire.artifact import (
     XRange,
 )
 from fairbed.wire.float_types import cast_floats
+from fairbed.wire.losses import first_output, functions_of
 from fairbed.wire.messages import MAX_TEXT
 from fairbed.wire.models import is_frozen, normalisation_layers, source_hash
 from fairbed.wire.plugins import PluginError, users_code
@@ -356,6 +359,7 @@ def _forward_problem(model: nn.Module, x: Examples) -> str:
                 output = copy.deepcopy(model).train()(torch.from_numpy(x))
         except PluginError as exc:
             return str(exc)
+    output = first_output(output)
     is_tensor = isinstance(output, torch.Tensor)
     if is_tensor and not bool(torch.isfinite(output).all()):
         return NOT_FINITE
@@ -746,6 +750,8 @@ def module_task(
     fixed: Mapping[str, bytes] | None = None,
     twin: nn.Module | None = None,
     base: Layout | None = None,
+    loss: FunctionSource | None = None,
+    metrics: Sequence[FunctionSource] = (),
     reason: str = "",
 ) -> Artifact:
     """Return the task of a module that devices train with torch.
@@ -764,6 +770,8 @@ def module_task(
         fixed: The tensors that are no part of the vector, of `fixed_tensors`.
         twin: As for `make_layout`.
         base: Those of `fixed` that are beside the task.
+        loss: As for `export_task`, likewise `metrics`.
+        metrics: What an evaluation measures.
         reason: Why there are no graphs; empty if the experiment chose torch.
 
     Raises:
@@ -783,7 +791,7 @@ def module_task(
         positions=y_shape or UNSET,
     )
 
-    output, is_random = _tried(model, spec)
+    output, is_random = _tried(model, spec, takes_first=loss is not None)
     if spec.is_scored or spec.y_shape:
         spec = with_kind(spec, output, classes_axis)
     elif output != (classes,):
@@ -791,6 +799,7 @@ def module_task(
             f"{name}: the model must return logits of shape (B, {classes}), got "
             f"({', '.join(map(str, ('B', *output)))}); change its last layer"
         )
+    spec = with_functions(spec, model, loss, metrics)
     try:
         source_sha256 = source_hash(path)
     except (PluginError, OSError) as exc:
@@ -867,13 +876,14 @@ def _referenced(
             is_random=is_random,
             is_double=is_double,
             classes_axis=spec.classes_axis,
+            own=functions_of(spec),
         )
         check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
         check_equal_steps(spec, reference, is_seeded=False)
     return reference, check
 
 
-def _tried(model: nn.Module, spec: TaskSpec) -> tuple[tuple[int, ...], bool]:
+def _tried(model: nn.Module, spec: TaskSpec, *, takes_first: bool) -> tuple[tuple[int, ...], bool]:
     """Return the shape of an output without the batch, and whether a module draws random numbers.
 
     Raises:
@@ -898,6 +908,7 @@ def _tried(model: nn.Module, spec: TaskSpec) -> tuple[tuple[int, ...], bool]:
             before = torch.get_rng_state()
             output = copy.deepcopy(model).train(is_training)(torch.from_numpy(x))
             is_random |= is_training and not torch.equal(before, torch.get_rng_state())
+        output = first_output(output) if takes_first else output
         is_tensor = isinstance(output, torch.Tensor)
         if not is_tensor or output.shape[:1] != (batch,) or not output.is_floating_point():
             got = f"{output.dtype} {tuple(output.shape)}" if is_tensor else type(output).__name__

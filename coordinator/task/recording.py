@@ -19,10 +19,12 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx, maybe_enable_thunkify
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from fairbed.coordinator.task.decomposition import Rewriting, decompositions, unrecordable
 from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.losses import Functions, LossFunction, first_output, functions_of
 from fairbed.wire.plugins import place_of
 
 PREFIX = "model."
@@ -63,13 +65,16 @@ class _Stateless(nn.Module):
 class _TrainingLoss(nn.Module):
     """sum_i w_i l_i with the loss l_i of example i, a sum over its positions."""
 
-    def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
+    def __init__(self, model: nn.Module, spec: TaskSpec, own: Functions) -> None:
         super().__init__()
-        self.model, self.spec = model, spec
+        self.model, self.spec, self.own = model, spec, own
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         output = self.model(x)
-        if self.spec.kind == "regression":
+        losses: torch.Tensor
+        if self.own.loss is not None:
+            losses = self.own.loss(output, y)[0].to(w.dtype)
+        elif self.spec.kind == "regression":
             losses = _half_squares(output, y)
         else:
             losses = _losses(*_logits(output, self.spec), y, self.spec)
@@ -79,17 +84,44 @@ class _TrainingLoss(nn.Module):
 class _Evaluation(nn.Module):
     """The outputs of the evaluation graph: `TaskSpec.evaluation_outputs`."""
 
-    def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
+    def __init__(self, model: nn.Module, spec: TaskSpec, own: Functions) -> None:
         super().__init__()
-        self.model, self.spec = model, spec
+        self.model, self.spec, self.own = model, spec, own
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        output, spec = self.model(x), self.spec
+        outputs, spec = self.model(x), self.spec
+        output = first_output(outputs)
+        own, more = self._own(outputs, output, y)
         if spec.kind == "regression":
-            loss_sum = _half_squares(output, y).sum()
-            return loss_sum, (output - y).abs().sum() if spec.y_shape else output.reshape(-1)
+            loss_sum = _half_squares(output, y).sum() if own is None else own
+            found = (output - y).abs().sum() if spec.y_shape else output.reshape(-1)
+            return (loss_sum, found, *more)
+        return (*self._of_classes(output, y, own), *more)
+
+    def _own(
+        self, outputs: Any, output: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """Return the sum of the own loss, and the outputs that follow those of the kind."""
+        own, loss_sum, more = self.own, None, list[torch.Tensor]()
+        if own.loss is not None:
+            losses, counts = own.loss(outputs, y)
+            loss_sum = losses.to(output.dtype).sum()
+            if self.spec.weighs is True and counts is not None:
+                more.append(counts.to(output.dtype).sum())
+            if self.spec.kind == "regression":
+                more.append(2.0 * _half_squares(output, y).sum())
+        for metric in own.metrics:
+            pair = [part.to(output.dtype) for part in metric(outputs, y)]
+            columns = [part.reshape(part.shape[0], -1).sum(0) for part in pair]
+            more.append(torch.stack(columns))
+        return loss_sum, more
+
+    def _of_classes(
+        self, output: torch.Tensor, y: torch.Tensor, own: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        spec = self.spec
         logits, axis = _logits(output, spec)
-        loss_sum = _losses(logits, axis, y, spec).sum()
+        loss_sum = _losses(logits, axis, y, spec).sum() if own is None else own
         predicted = logits.argmax(axis)
         hits = predicted == y
         found: list[torch.Tensor] = [loss_sum, hits.sum()]
@@ -103,19 +135,34 @@ class _Evaluation(nn.Module):
         elif spec.is_scored:
             signs = 2.0 * torch.arange(2).to(logits.dtype) - 1.0
             found.append((logits * signs).sum(1))
-        return tuple(found)
+        return found
+
+
+class _Counts(nn.Module):
+    """The weights c of examples in the loss, for any output: they depend on y alone."""
+
+    def __init__(self, output: Any, loss: LossFunction) -> None:
+        super().__init__()
+        self.output, self.loss = output, loss
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        def zeros(like: torch.Tensor) -> torch.Tensor:
+            return torch.zeros((y.shape[0], *like.shape[1:]), dtype=like.dtype)
+
+        counts = self.loss(pytree.tree_map(zeros, self.output), y)[1]
+        assert isinstance(counts, torch.Tensor), "the loss weighs examples itself"
+        return counts.to(torch.float32)
 
 
 class _Forward(nn.Module):
-    """The output of the module."""
+    """All outputs of the module."""
 
-    def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
+    def __init__(self, model: nn.Module, spec: TaskSpec, own: Functions) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.model(x)
-        return output
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.model(x)
 
 
 def _class_counts(predicted: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
@@ -256,11 +303,15 @@ class Recorder:
     def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
         self._model = model
         self._spec = spec
+        self._own = functions_of(spec)
         self._names = dict[str, str]()
         """Names of the module's tensors by those of `_Stateless`."""
 
-    def output_shape(self) -> tuple[int, ...]:
+    def output_shape(self, *, takes_first: bool = False) -> tuple[int, ...]:
         """Return the shape of the module's output without the batch.
+
+        Args:
+            takes_first: Of several outputs that of the first; otherwise they are refused.
 
         Raises:
             Unsupported: The module fails, or its output has no batch dimension.
@@ -268,6 +319,8 @@ class Recorder:
         self._model.eval()
         with self._translated(), torch.no_grad():
             output = self._model(self._examples()["x"])
+            if takes_first:
+                output = first_output(output)
             if not isinstance(output, torch.Tensor) or output.shape[:1] != (TRACE_BATCH,):
                 raise ValueError("the output is not one tensor with a row per example")
         return tuple(output.shape[1:])
@@ -293,8 +346,21 @@ class Recorder:
         return self._decomposed(self._record(_Evaluation, "x", "y", trained=()))
 
     def forward(self) -> Recording:
-        """Return the output of the module, in eval mode."""
+        """Return the outputs of the module, in eval mode."""
         return self._decomposed(self._record(_Forward, "x", trained=()))
+
+    def counts(self) -> Recording:
+        """Return the weights c of examples from y alone; the loss has them."""
+        examples = self._examples()
+        assert self._own.loss is not None
+        self._model.eval()
+        with self._translated(), torch.no_grad():
+            output = self._model(examples["x"])
+            module = _Counts(output, self._own.loss)
+            batch = Dim("batch", min=2)
+            y = (examples["y"],)
+            program = export(module, y, dynamic_shapes=({0: batch},), strict=False)
+        return self._decomposed(program)
 
     def name_of(self, target: str | None) -> str:
         """Return the name of a tensor of the module by its name in a recorded program."""
@@ -316,7 +382,7 @@ class Recorder:
             model = _Stateless(model, trained)
             self._names = {label: name for name, label in model.labels.items()}
             model.train(kind is _TrainingLoss)
-        module = kind(model, self._spec)
+        module = kind(model, self._spec, self._own)
         examples = self._examples()
         batch = Dim("batch", min=2)
         with self._translated(), Rewriting(is_recording=True):

@@ -29,6 +29,7 @@ from fairbed.coordinator.task.random_masks import Draw, Drawn
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskKind, TaskSpec, draw_masks
 from fairbed.wire.evaluation import Evaluation, Targets, mean_weights, positions_of
 from fairbed.wire.float_types import compute_in_one_type
+from fairbed.wire.losses import Functions, first_output
 from fairbed.wire.selfcheck import (
     LOSS_TOLERANCE,
     Examples,
@@ -90,6 +91,8 @@ class Step:
     """Gradient of the loss by all parameters, shape (n_params,)."""
     buffers: Doubles
     """After the forward pass, shape (n_values - n_params,)."""
+    count: float
+    """Positions of the mini-batch, or what the loss counts instead."""
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +128,7 @@ class TorchReference:
         is_random: Its gradient is computed in evaluation mode, without random numbers.
         is_double: Computed in float64; else in the types of the module.
         classes_axis: As in `TaskSpec`.
+        own: Loss and metrics of the task; None: those of its kind.
     """
 
     def __init__(
@@ -136,7 +140,10 @@ class TorchReference:
         is_random: bool = False,
         is_double: bool = True,
         classes_axis: Literal["first"] | UnsetType = UNSET,
+        own: Functions | None = None,
     ) -> None:
+        self._own = own or Functions()
+        self._count = 0.0
         self._is_random, self._is_double = is_random, is_double
         self._classes_axis = classes_axis
         self.draws: Sequence[Draw] = ()
@@ -156,7 +163,7 @@ class TorchReference:
         self._model.zero_grad()
         loss = self._loss(vector, x, y, masks)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return Step(loss.item(), self._flat("param"), self._flat("buffer"))
+        return Step(loss.item(), self._flat("param"), self._flat("buffer"), self._count)
 
     def loss(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> float:
         """Return the mean loss of a mini-batch in training mode."""
@@ -171,13 +178,17 @@ class TorchReference:
         drawn = Drawn(self.draws, masks) if self.draws else nullcontext()
         # As the graphs, or one epsilon of normalisations differs.
         with sdpa_kernel(SDPBackend.MATH), drawn, Rewriting():
-            return self._losses(self._model(self._x(x)), y).sum() / int(positions_of(y).sum())
+            losses, count = self._loss_sum(self._model(self._x(x)), y)
+            self._count = count
+            return losses / count
 
     def train_step(self, x: Examples, y: Targets) -> None:
         """Compute loss and gradients at the present values, as a training loop of torch does."""
         self._model.train()
         self._model.zero_grad()
-        self._losses(self._model(self._x(x)), y).mean().backward()  # type: ignore[no-untyped-call]
+        output = self._model(self._x(x))
+        loss = self._losses(output, y).mean() if self._own.loss is None else self._mean(output, y)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def unused(self) -> list[str]:
         """Return the parameters on which the loss of the last step did not depend."""
@@ -189,14 +200,17 @@ class TorchReference:
         self._load(vector)
         self._model.eval()
         with torch.no_grad():
-            output = self._model(self._x(x))
-            loss_sum = self._losses(output, y).sum().item()
+            outputs = self._model(self._x(x))
+            losses, count = self._loss_sum(outputs, y)
+            loss_sum, output = losses.item(), first_output(outputs)
+            more = self._own_part(outputs, output, y, count)
             one = output.reshape(y.shape).numpy() if self._kind != "classification" else None
             if self._kind == "regression":
                 assert one is not None
                 if y.ndim > 1:
-                    return Evaluation(loss_sum, 0, absolute_sum=float(np.abs(one - y).sum()))
-                return Evaluation(loss_sum, 0, one)
+                    absolute_sum = float(np.abs(one - y).sum())
+                    return Evaluation(loss_sum, 0, absolute_sum=absolute_sum, **more)
+                return Evaluation(loss_sum, 0, one, **more)
             if one is not None:
                 found, scores = (one > 0.0).astype(np.int64), one if self._has_scores(y) else None
             else:
@@ -212,8 +226,44 @@ class TorchReference:
                 kinds = (y[hits], found[y >= 0], y[y >= 0])
                 counts = np.array([np.bincount(kind, minlength=n) for kind in kinds])
             return Evaluation(
-                loss_sum, int(hits.sum()), scores, int(exact.sum()), class_counts=counts
+                loss_sum, int(hits.sum()), scores, int(exact.sum()), class_counts=counts, **more
             )
+
+    def _loss_sum(self, outputs: Any, y: Targets) -> tuple[torch.Tensor, float]:
+        """Return the sum of the losses, and what a mean divides it by."""
+        counts: torch.Tensor | None = None
+        if self._own.loss is None:
+            losses = self._losses(outputs, y)
+        else:
+            losses, counts = self._own.loss(outputs, self._y(y))
+        count = float(positions_of(y).sum()) if counts is None else counts.double().sum().item()
+        return losses.sum(), count
+
+    def _mean(self, outputs: Any, y: Targets) -> torch.Tensor:
+        losses, count = self._loss_sum(outputs, y)
+        return losses / count
+
+    def _own_part(
+        self, outputs: Any, output: torch.Tensor, y: Targets, count: float
+    ) -> dict[str, Any]:
+        """Return what an evaluation has beside that of the kind."""
+        more, target = dict[str, Any](), self._y(y)
+        if self._own.loss is not None:
+            more["count_sum"] = count
+            if self._kind == "regression":
+                square_sum = (output.reshape(target.shape) - target).square().sum()
+                more["square_sum"] = square_sum.item()
+        if self._own.metrics:
+            found = [metric(outputs, target) for metric in self._own.metrics]
+            more["metrics"] = tuple(
+                np.stack([part.double().reshape(len(y), -1).sum(0).numpy() for part in pair])
+                for pair in found
+            )
+        return more
+
+    def _y(self, y: Targets) -> torch.Tensor:
+        target = torch.from_numpy(y)
+        return target.double() if self._is_double and target.is_floating_point() else target
 
     def _has_scores(self, y: Targets) -> bool:
         return y.ndim == 1 or self._kind == "multi-label"
@@ -272,6 +322,7 @@ class GraphRunner:
         self._frozen = {f"f.{name}": values for name, values in frozen.items()}
         self._train = _session(artifact.train)
         self._evaluate = _session(artifact.evaluate)
+        self._counts = _session(artifact.counts) if artifact.counts else None
 
     def step(
         self, vector: NDArray[np.float32], x: Examples, y: Targets, masks: Masks = ()
@@ -293,7 +344,11 @@ class GraphRunner:
         """Return the outputs of the training graph, loss first, and its inputs."""
         tensors = self.spec.layout.tensors
         names = [f"g.{t.name}" if t.role == "param" else f"nb.{t.name}" for t in tensors]
-        drawn = {f"m.{i}": mask for i, mask in enumerate(masks)} | {"w": mean_weights(y)}
+        weights = mean_weights(y)
+        if self._counts is not None:
+            [counts] = self._counts.run(["c"], {"y": y})
+            weights = np.full(len(y), 1.0 / counts.sum(dtype=np.float64), np.float32)
+        drawn = {f"m.{i}": mask for i, mask in enumerate(masks)} | {"w": weights}
         return ["loss", *names], self._state(vector) | {"x": x, "y": y} | drawn
 
     def checked(self, check: SelfCheck) -> GradientFunction:
@@ -419,6 +474,7 @@ def verify(artifact: Artifact, reference: TorchReference, frozen: Frozen = EMPTY
             errors["gradient"].append(_error(gradient, expected.gradient))
             errors["buffers"].append(_error(buffers, expected.buffers))
             found, right = runner.evaluate(vector, x, y), reference.evaluate(vector, x, y)
+            right = right if found.count_sum is not None else right._replace(count_sum=None)
             errors["evaluation"].append(_error(_sums(found), _sums(right)[: len(_sums(found))]))
             if right.scores is not None:
                 errors["scores"].append(_error(found.scores, right.scores))
@@ -455,7 +511,7 @@ def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchR
         expected = reference.step(vector, x, y, masks)
         names, feeds = runner.feeds(vector, x, y, masks)
         # In float32 a third has an error of 3e-8.
-        feeds["w"] = np.full(batch, 1.0 / int(positions_of(y).sum()))
+        feeds["w"] = np.full(batch, 1.0 / expected.count)
         loss, *values = run_in_doubles(graph, names, feeds)
         flat, n_params = np.concatenate([v.ravel() for v in values]), spec.layout.n_params
         errors = {
@@ -473,7 +529,10 @@ def _check_in_doubles(runner: GraphRunner, artifact: Artifact, reference: TorchR
 def _sums(found: Evaluation) -> list[float]:
     counts = found.class_counts
     of_classes = [] if counts is None or not counts.size else counts.ravel().tolist()
-    return [found.loss_sum, found.correct, found.exact, found.absolute_sum, *of_classes]
+    own = [value for value in (found.count_sum, found.square_sum) if value is not None]
+    own += [value for each in found.metrics for value in each.ravel().tolist()]
+    first = [found.loss_sum, found.correct, found.exact, found.absolute_sum]
+    return [*first, *own, *of_classes]
 
 
 def _wrong(spec: TaskSpec, quantity: str, limit: float, got: str) -> WrongArtifact:

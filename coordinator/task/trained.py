@@ -6,12 +6,13 @@ returns. The ONNX file is checked against torch before it is written.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fairbed.coordinator.task.changes import ModelChanges
 from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
@@ -122,16 +123,17 @@ def _check_graph(graph: bytes, module: nn.Module, spec: TaskSpec) -> None:
     from fairbed.coordinator.task.selfcheck import run_graph
 
     for _, x in _inputs(spec):
-        found = run_graph(graph, {"x": x.numpy()})[0]
+        found = [torch.from_numpy(output) for output in run_graph(graph, {"x": x.numpy()})]
         with torch.no_grad():
-            _check(spec, torch.from_numpy(found), module.eval()(x), "exported output")
+            _check(spec, found, module.eval()(x), "exported output")
 
 
-def _check(spec: TaskSpec, found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    scale = float(wanted.abs().max()) or 1.0
-    error = float((found - wanted).abs().max()) / scale
-    if not error <= EQUAL:
-        raise WrongArtifact(
-            f"{spec.name}: the {what} must equal torch's within {EQUAL:g}, got {error:.2g}; do not "
-            "use this model, report it"
-        )
+def _check(spec: TaskSpec, found: Any, wanted: Any, what: str) -> None:
+    """Compare outputs, each of which may be a tensor or several."""
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        error = float((one - other).abs().max()) / (float(other.abs().max()) or 1.0)
+        if not error <= EQUAL:
+            raise WrongArtifact(
+                f"{spec.name}: the {what} must equal torch's within {EQUAL:g}, got {error:.2g}; do "
+                "not use this model, report it"
+            )

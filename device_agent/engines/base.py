@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fairbed.device_agent.errors import EngineMismatch
 from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.buckets import buckets_of
-from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.evaluation import Evaluation, Targets, mean_weights
 from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
 from fairbed.wire.tensors import batch_text
 
@@ -75,6 +75,13 @@ class Engine(Protocol):
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode."""
+        ...
+
+    def counts(self, y: Targets) -> NDArray[np.float64]:
+        """Return the weights c of examples in a loss that has them (`TaskSpec.weighs`), shape (B,).
+
+        Then the mean of `gradient` is sum l / sum c.
+        """
         ...
 
     def running_s(self) -> float:
@@ -153,6 +160,10 @@ class BucketEngine:
             return pooled
         return pooled._replace(scores=pooled.scores[np.argsort(np.concatenate(places))])
 
+    def counts(self, y: Targets) -> NDArray[np.float64]:
+        """Return the weights c of examples in the loss, padded to the longest length."""
+        return self.engines[self.spec.buckets[-1]].counts(y)
+
     def running_s(self) -> float:
         """Return how long the step in progress has taken; 0 between steps."""
         return max(engine.running_s() for engine in self.engines.values())
@@ -169,6 +180,24 @@ class BucketEngine:
 
     def _cut(self, x: Examples, y: Targets, length: int) -> tuple[Examples, Targets]:
         return x[:, :length], y[:, :length] if self.spec.labels_tokens else y
+
+
+def weights_of(
+    y: Targets, counts: Callable[[Targets], NDArray[np.float64]] | None, factor: float
+) -> NDArray[np.float32]:
+    """Return the weight of each example in the mean of a mini-batch, shape (B,).
+
+    Where no example has a weight in the loss, all are 0: the step has no gradient.
+
+    Args:
+        y: Targets.
+        counts: Weights in the loss; None: their positions.
+        factor: Multiplies all.
+    """
+    if counts is None:
+        return mean_weights(y, factor)
+    total = float(counts(y).sum())
+    return np.full(len(y), factor / total if total else 0.0, np.float32)
 
 
 def self_check(engine: Engine) -> None:

@@ -12,7 +12,7 @@ from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, Base
-from fairbed.wire.models import package_of
+from fairbed.wire.models import modules_of, package_of
 
 if TYPE_CHECKING:
     from fairbed.device_agent.cache import BlobCache
@@ -38,12 +38,14 @@ def open_engine(
     Raises:
         EngineError: The engine is missing or cannot run the task, or the owner does not allow it.
     """
-    source = artifact.module
-    if source is not None and package_of(source.path) not in models:
-        raise EngineError(
-            f"model {source.path}: must be allowed by this device, got a module that is not; start "
-            f"the agent with --allow-models {package_of(source.path)}"
-        )
+    for module in modules_of(artifact):
+        if module not in models:
+            source = artifact.module
+            path = module if source is None or package_of(source.path) != module else source.path
+            raise EngineError(
+                f"model {path}: must be allowed by this device, got a module that is not; start "
+                f"the agent with --allow-models {module}"
+            )
     bases = None if artifact.base is None or cache is None else cache.bases
     return open_own_engine(artifact, threads, optimised, bases)
 

@@ -21,13 +21,14 @@ from fairbed.device_agent.engines.base import (
     evaluation_batch,
     parts,
     shaped_examples,
+    weights_of,
 )
 from fairbed.device_agent.engines.optimised import OptimisedGraphs
 from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.installed import engine_version
 from fairbed.wire.artifact import Artifact, draw_masks
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.evaluation import Evaluation, Targets, are_complete, mean_weights
+from fairbed.wire.evaluation import Evaluation, Targets, are_complete
 from fairbed.wire.graphs import check_graph
 from fairbed.wire.tensors import Tensor
 
@@ -96,6 +97,8 @@ class OnnxEngine:
         self._open = partial(_open, threads=threads, optimised=optimised)
         self._train = self._open(f"{self.spec.name} (train)", artifact.train)
         self._evaluation_graph = artifact.evaluate
+        self._counts = self.counts if artifact.counts else None
+        self._counts_graph = artifact.counts
         self._options: Callable[[], Any] = load_runtime().RunOptions
         self._binding = self._train.io_binding()
         try:
@@ -139,9 +142,10 @@ class OnnxEngine:
         if micro_batch is None or micro_batch >= n:
             weights = self._weights_of(y, factor)
             loss = self._step(vector, x, y, weights, masks)
-            self._weights, self._factor = weights if are_complete(y) else None, factor
+            is_kept = are_complete(y) and self._counts is None
+            self._weights, self._factor = weights if is_kept else None, factor
             return loss / factor, self._gradient
-        weights = mean_weights(y, factor)
+        weights = weights_of(y, self._counts, factor)
         loss, total = 0.0, self._gradient
         for i, part in enumerate(parts(n, micro_batch)):
             of_part = [
@@ -163,7 +167,9 @@ class OnnxEngine:
         last = self._weights
         is_equal = last is not None and len(last) == len(y) and self._factor == factor
         return (
-            last if last is not None and is_equal and are_complete(y) else mean_weights(y, factor)
+            last
+            if last is not None and is_equal and are_complete(y)
+            else weights_of(y, self._counts, factor)
         )
 
     def _step(
@@ -224,6 +230,20 @@ class OnnxEngine:
             evaluations.append(Evaluation.of_outputs(dict(zip(names, outputs, strict=True))))
         return Evaluation.pooled(evaluations)
 
+    def counts(self, y: Targets) -> NDArray[np.float64]:
+        """Return the weights c of examples in a loss that has its own, shape (B,).
+
+        Raises:
+            EngineError: The runtime failed.
+        """
+        y = y if y.flags.c_contiguous else y.copy()
+        try:
+            [found] = self._counting.run(["c"], {"y": y}, self._options())
+        except Exception as exc:  # the runtime's errors share no base class
+            raise EngineError(f"{self.spec.name}: counting failed: {_line(exc)}") from exc
+        counts: NDArray[np.float64] = found.astype(np.float64)
+        return counts
+
     def running_s(self) -> float:
         """Return how long the step in progress has taken; 0 between steps."""
         run = self._run
@@ -246,6 +266,11 @@ class OnnxEngine:
     def _evaluation(self) -> Any:
         """Session of the evaluation graph, opened on first use; most runs do not need it."""
         return self._open(f"{self.spec.name} (evaluate)", self._evaluation_graph)
+
+    @cached_property
+    def _counting(self) -> Any:
+        """Session of the graph of counts, which few tasks have."""
+        return self._open(f"{self.spec.name} (counts)", self._counts_graph)
 
     def _bind_vector(self, vector: NDArray[np.float32]) -> None:
         views = self.spec.layout.views(checked_vector(self.spec, vector))

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 
 from fairbed.device_agent.engines.base import (
     EMPTY,
@@ -27,8 +29,9 @@ from fairbed.device_agent.engines.base import (
 )
 from fairbed.device_agent.errors import EngineError
 from fairbed.wire.artifact import Artifact, TaskSpec
-from fairbed.wire.evaluation import Evaluation, Targets, mean_weights
+from fairbed.wire.evaluation import Evaluation, Targets, mean_weights, positions_of
 from fairbed.wire.float_types import cast_floats
+from fairbed.wire.losses import Functions, first_output, functions_of
 from fairbed.wire.models import call_factory, freeze_statistics, sourced_factory
 from fairbed.wire.plugins import PluginError, users_code
 
@@ -69,6 +72,7 @@ class TorchEngine:
         self.spec, self._source, self._fixed = artifact.spec, source, artifact.fixed
         self._module = make_module(artifact, base)
         self._base = base
+        self._own = _functions(self.spec)
         n_params, n_values = self.spec.layout.n_params, self.spec.layout.n_values
         self._params = torch.zeros(n_params, dtype=torch.float32)
         self._gradient = torch.zeros(n_params, dtype=torch.float32)
@@ -76,6 +80,8 @@ class TorchEngine:
         self._versions = dict[str, tuple[torch.Tensor, int]]()
         """The tensors that are no part of the vector, and torch's counts of their changes."""
         self._seed: tuple[int, int] | None = None
+        self._blank: Any = None
+        """An output of the module, for its structure; None before it is needed."""
         self._bind()
 
     @property
@@ -120,6 +126,8 @@ class TorchEngine:
         inputs, labels = self._tensors(x, y)
         self._load(vector)
         self._gradient.zero_()
+        if self._own.loss is not None:
+            return self._own_gradient(vector, inputs, labels, micro_batch, factor)
         weights, loss_sum = torch.from_numpy(mean_weights(y, factor)), 0.0
         with self._drawing(), self._failing("a training step"):
             for part in parts(len(labels), micro_batch):
@@ -130,6 +138,62 @@ class TorchEngine:
                 loss_sum += loss.item()
         self._save_buffers(vector)
         return loss_sum / factor, self._gradient.numpy()
+
+    def _own_gradient(
+        self,
+        vector: NDArray[np.float32],
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        micro_batch: int | None,
+        factor: float,
+    ) -> tuple[float, NDArray[np.float32]]:
+        """Return loss and gradient of a loss by name or of the user: sum l / sum c.
+
+        The sum of c is known after the last part, so the gradient is divided at the end.
+        """
+        loss_sum, count = 0.0, 0.0
+        with self._drawing(), self._failing("a training step"):
+            for part in parts(len(labels), micro_batch):
+                losses, counts = self._losses(self._module(inputs[part]), labels[part])
+                loss = losses.sum()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                loss_sum += loss.item()
+                count += counts
+        self._gradient.mul_(factor / count if count else 0.0)
+        self._save_buffers(vector)
+        return loss_sum / count if count else 0.0, self._gradient.numpy()
+
+    def _losses(self, output: Any, y: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Return the own loss of each example, and the sum of c."""
+        assert self._own.loss is not None
+        losses, counts = self._own.loss(output, y)
+        if losses.shape != (len(y),):
+            raise ValueError(f"a loss of shape {tuple(losses.shape)} for {len(y)} examples")
+        if counts is None:
+            return losses, float(positions_of(y.numpy()).sum())
+        return losses, counts.double().sum().item()
+
+    def counts(self, y: Targets) -> NDArray[np.float64]:
+        """Return the weights c of examples in a loss that has its own, shape (B,).
+
+        Raises:
+            EngineError: Module or loss failed.
+        """
+        assert self._own.loss is not None
+        target = torch.tensor(y)
+        with torch.no_grad(), self._failing("counting"):
+            if self._blank is None:
+                x, tokens = torch.zeros((MODULE_BATCH, *self.spec.x_shape)), self.spec.x_classes
+                x = x.long() + min(1, tokens - 1) if tokens else x
+                self._blank = self._module.eval()(x)
+
+            def zeros(like: torch.Tensor) -> torch.Tensor:
+                return torch.zeros((len(target), *like.shape[1:]), dtype=like.dtype)
+
+            counts = self._own.loss(pytree.tree_map(zeros, self._blank), target)[1]
+        assert counts is not None, "the loss weighs examples itself"
+        found: NDArray[np.float64] = counts.double().numpy()
+        return found
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         """Return the evaluation of examples, in evaluation mode.
@@ -147,10 +211,14 @@ class TorchEngine:
                 evaluations.append(self._evaluation(self._module(inputs[batch]), targets[batch]))
         return Evaluation.pooled(evaluations)
 
-    def _evaluation(self, output: torch.Tensor, target: torch.Tensor) -> Evaluation:
-        """Return the evaluation of one output of the module."""
+    def _evaluation(self, outputs: Any, target: torch.Tensor) -> Evaluation:
+        """Return the evaluation of what the module returned."""
         spec, scores, absolute_sum = self.spec, None, 0.0
-        loss_sum = target_losses(output, target, spec).sum().item()
+        output: torch.Tensor = first_output(outputs) if spec.has_own_loss else outputs
+        more = self._own_part(outputs, output, target)
+        loss_sum = more.pop("loss_sum", None)
+        if loss_sum is None:
+            loss_sum = target_losses(output, target, spec).sum().item()
         if spec.kind == "classification":
             logits = _classes_second(output, spec)
             found = logits.argmax(1)
@@ -177,7 +245,27 @@ class TorchEngine:
             int(exact.sum()) if spec.kind != "regression" else 0,
             absolute_sum,
             counts,
+            **more,
         )
+
+    def _own_part(self, outputs: Any, output: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
+        """Return the fields of an evaluation that own losses and metrics have."""
+        found = dict[str, Any]()
+        if self._own.loss is not None:
+            losses, count = self._losses(outputs, target)
+            found["loss_sum"] = losses.sum().item()
+            if self.spec.weighs is True:
+                found["count_sum"] = count
+            if self.spec.kind == "regression":
+                squares = (output.reshape(target.shape) - target).square()
+                found["square_sum"] = squares.sum().item()
+        if self._own.metrics:
+            pairs = [metric(outputs, target) for metric in self._own.metrics]
+            found["metrics"] = tuple(
+                np.stack([part.double().flatten(1).sum(0).numpy() for part in map(_columns, pair)])
+                for pair in pairs
+            )
+        return found
 
     def _bind(self) -> None:
         """Make the parameters of the module views of one vector, and their gradients of another.
@@ -259,6 +347,23 @@ class TorchEngine:
         path = self._source.path
         with users_code(lambda got: EngineError(f"model {path}: {what} failed: {got}")):
             yield
+
+
+def _columns(part: torch.Tensor) -> torch.Tensor:
+    """Return sums or weights as (B, columns)."""
+    return part.unsqueeze(1) if part.dim() == 1 else part
+
+
+def _functions(spec: TaskSpec) -> Functions:
+    """Return loss and metrics of a task.
+
+    Raises:
+        EngineError: One is absent, or has another source than at the coordinator.
+    """
+    try:
+        return functions_of(spec)
+    except (PluginError, OSError) as exc:
+        raise EngineError(str(exc)) from exc
 
 
 def make_module(artifact: Artifact, base: Mapping[str, NDArray[np.float32]] = EMPTY) -> nn.Module:

@@ -3,8 +3,8 @@
 import argparse
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,6 +75,9 @@ class _Task:
     batch_norm: BatchNorm = "merged"
     lengths: tuple[int, ...] = ()
     """Lengths of `data.buckets`, ascending; empty: one."""
+    loss: str = "auto"
+    loss_options: Mapping[str, object] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
     changes: ModelChanges = NO_CHANGES
     """Weights, and what is trained, if the experiment has this model."""
     personal: tuple[str, ...] = ()
@@ -129,6 +132,9 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
             experiment.model.classes_axis,
             experiment.model.batch_norm,
             data.buckets,
+            experiment.model.loss,
+            experiment.model.loss_options,
+            experiment.evaluation.metrics,
             *(
                 (changes_of(experiment), experiment.model.personal)
                 if options.model == experiment.model.name
@@ -184,6 +190,9 @@ def _findings(task: _Task) -> Iterator[ModelFinding]:
             lengths=task.lengths,
             changes=task.changes,
             personal=task.personal,
+            loss=task.loss,
+            loss_options=task.loss_options,
+            metrics=task.metrics,
             report=figures.append,
         )
     except (Unsupported, WrongArtifact) as exc:

@@ -41,6 +41,8 @@ from fairbed.testbed.compare.measures import (
     RunCurves,
     keys_of,
     known_metrics,
+    named_keys,
+    named_metrics,
 )
 from fairbed.testbed.compare.run_warnings import warnings_of_runs
 from fairbed.testbed.compare.statistics import (
@@ -348,6 +350,8 @@ class _FinishedCell:
     """Why a value is None, by its key."""
     size: RunSize
     curves: RunCurves
+    named: Mapping[str, str]
+    """Direction of each metric by name."""
 
     def add(self, key: str, value: float | None, why_none: str) -> None:
         """Add a metric."""
@@ -391,6 +395,11 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
     targets = _targets(grid.target, target_of, done)
     horizon_s = _horizon(grid.target, done) if targets else None
     metrics = [m for m in known_metrics() if m.key != MACHINE_TIME or grid.fleet == "run"]
+    directions = {name: better for cell in done.all() for name, better in cell.named.items()}
+    for cell in done.all():
+        for key in named_keys(name for name in directions if name not in cell.named):
+            cell.add(key, None, "evaluation.metrics of this arm lacks it")
+    metrics += named_metrics(directions)
     if horizon_s is not None:
         metrics += _add_times(done, targets, horizon_s)
     budgets = _budgets(done)
@@ -494,7 +503,7 @@ def _collect(grid: Grid, results: Sequence[CellResult]) -> _Cells:
             failed[result.arm].append(result.seed)
         else:
             finished[result.arm][result.seed] = _FinishedCell(
-                dict(found.values), dict(found.missing), found.size, found.curves
+                dict(found.values), dict(found.missing), found.size, found.curves, found.named
             )
     runs = [result.outcome.measured for result in results if result.outcome.measured is not None]
     if not any(run.has_attack for run in runs):

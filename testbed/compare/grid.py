@@ -34,6 +34,7 @@ from fairbed.testbed.compare.measures import (
     WITHOUT_TRAINING,
     keys_of,
     known_metrics,
+    named_keys,
     scores,
 )
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite
@@ -325,6 +326,9 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         has_personal=has_personal,
         has_energy=has_energy,
     )
+    if trains:
+        measured = {x for arm in arms for x in arm.experiment.evaluation.metrics}
+        compared += named_keys(sorted({name.rpartition(":")[2] for name in measured}))
     described = [metric.key for metric in known_metrics() if metric.better is None]
     return Grid(
         name=name,

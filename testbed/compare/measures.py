@@ -3,7 +3,7 @@
 Virtual queues are computed for policies without queues, too: all arms have the same guarantee.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.report.facts import RunFacts, VirtualQueues
 from fairbed.coordinator.report.measures import run_measures
 from fairbed.coordinator.report.measures.entry import Evaluation, Group, number_at
-from fairbed.coordinator.report.measures.scales import MetricKind, RunSize
+from fairbed.coordinator.report.measures.scales import ANY_METRIC, MetricKind, RunSize
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
 from fairbed.coordinator.store import Provenance, RunReader
@@ -61,6 +61,25 @@ def known_metrics() -> tuple[Metric, ...]:
         for measure in run_measures()
         if measure.compare is not None
     )
+
+
+def named_keys(names: Iterable[str]) -> list[str]:
+    """Return the keys of metrics by name: the mean over devices of each, and its worst tenth."""
+    return [key for name in names for key in (f"metric.{name}", f"metric.{name}.worst10")]
+
+
+def named_metrics(directions: Mapping[str, str]) -> list[Metric]:
+    """Return the metrics by name, given whether more or less of each is better."""
+    found = []
+    for name, direction in directions.items():
+        better: Literal["less", "more"] = "less" if direction == "less" else "more"
+        mean, worst = named_keys([name])
+        headings = ((mean, name), (worst, f"{name}, worst 10 %"))
+        found += [
+            Metric(key, "quality", heading, heading, "", better, 4, ANY_METRIC)
+            for key, heading in headings
+        ]
+    return found
 
 
 def keys_of(group: Group) -> tuple[str, ...]:
@@ -134,6 +153,8 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     """First text of each kind of warning of the run (`RunSummary.warnings`)."""
     inputs: dict[str, str] = {}
     """Hash of each input (`testbed.inputs`), and versions of packages."""
+    named: dict[str, str] = {}
+    """Direction of each metric of `evaluation.metrics`: more or less."""
     has_attack: bool = False
     """Whether its experiment has `[fleet.malicious]`, which may make no device malicious."""
 
@@ -154,6 +175,11 @@ def measure(folder: Path) -> RunMeasures:
             tested = sum(row.n for row in facts.device_metrics.values())
     if not tested and evaluations and evaluations[-1].test_n is not None:
         tested = evaluations[-1].test_n
+    for one in summary.metrics or ():
+        for key, value in zip(named_keys([one.name]), (one.mean, one.worst10), strict=True):
+            values[key] = value
+            if value is None:
+                missing[key] = "no device has an example that counts in it"
     size = RunSize(
         rounds=max(1, len(rounds)),
         devices=max(1, summary.devices),
@@ -167,6 +193,7 @@ def measure(folder: Path) -> RunMeasures:
         curves=_curves(rounds, device_s, queues, evaluations),
         warnings={warning.kind: warning.text for warning in summary.warnings},
         inputs=inputs_in(summary.provenance),
+        named={one.name: one.better for one in summary.metrics or ()},
         has_attack=summary.attackers is not None,
     )
 

@@ -23,6 +23,7 @@ from fairbed.coordinator.policy.combinations import (
     weights_problem,
 )
 from fairbed.coordinator.policy.config import (
+    ACCURACY,
     APP,
     EMULATED_JOIN_TIMEOUT_S,
     JOIN_TIMEOUT_S,
@@ -420,6 +421,7 @@ class Experiment(Section, frozen=True, kw_only=True):
             or merge_problem(self.round, self.aggregation, self.selection)
             or ("" if self.training.client else local_step_problem(self.training))
             or self._client_problem()
+            or self._functions_problem()
         ):
             raise ValueError(problem)
         if problem := self.personalisation.problem(self.training):
@@ -469,6 +471,15 @@ class Experiment(Section, frozen=True, kw_only=True):
         if training.client is None:
             return keys_problem(training)
         return client_problem(self.coordinator())
+
+    def _functions_problem(self) -> str:
+        """Return why a loss or metrics do not fit the other settings."""
+        model, evaluation = self.model, self.evaluation
+        if not (model.has_own_loss or evaluation.metrics or evaluation.worst != ACCURACY):
+            return ""
+        from fairbed.coordinator.policy.functions import functions_problem
+
+        return functions_problem(model, evaluation, self.training.client)
 
     def _check_names(self) -> None:
         """Check the names of the parts that may be plug-ins.

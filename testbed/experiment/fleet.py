@@ -296,7 +296,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
     local_rules = (rule,) if is_path(rule) else ()
     model = model_path(experiment.model.name)
-    models = (package_of(model),) if is_path(model) else ()
+    code = [model, experiment.model.loss, *experiment.evaluation.metrics] if is_path(model) else []
+    models = tuple(dict.fromkeys(package_of(path) for path in code if is_path(path)))
     clients = _clients(experiment)
     if speed == "auto":
         raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")

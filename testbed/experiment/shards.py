@@ -72,6 +72,9 @@ def task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
         lengths=dataset.buckets,
         changes=changes_of(experiment),
         personal=model.personal,
+        loss=model.loss,
+        loss_options=model.loss_options,
+        metrics=experiment.evaluation.metrics,
     )
 
 

@@ -60,11 +60,17 @@ def step_times(
     import torch
 
     from fairbed.coordinator.task.selfcheck import TorchReference
+    from fairbed.wire.losses import functions_of
 
     spec = artifact.spec
     engine = OnnxEngine(artifact)
     reference = TorchReference(
-        module, spec.layout, spec.kind, is_double=False, classes_axis=spec.classes_axis
+        module,
+        spec.layout,
+        spec.kind,
+        is_double=False,
+        classes_axis=spec.classes_axis,
+        own=functions_of(spec),
     )
     _, x, y = selfcheck_inputs(spec, seed=0, batch=batch)
     vector = initial_vector(spec, seed=0)

@@ -38,6 +38,7 @@ from fairbed.testbed.replay.engine.rows import (
 )
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.records.named_metrics import NamedMetrics
     from fairbed.coordinator.state.alerts import Alerts
 
 CHECKPOINT_S = 30.0
@@ -112,6 +113,7 @@ class Checkpointer:
         checkpoint_s: Interval of checkpoints, seconds of this machine.
         device_records: For a vector fleet, the records of the device of a row.
         powers: Power of each device, by row; empty if it is unknown.
+        named: Makes the rows of metrics by name; None: there are none.
     """
 
     def __init__(
@@ -122,7 +124,9 @@ class Checkpointer:
         checkpoint_s: float = CHECKPOINT_S,
         device_records: DeviceRecords | None = None,
         powers: Sequence[PhasePower] = (),
+        named: "NamedMetrics | None" = None,
     ) -> None:
+        self._named = named
         self._store, self._engine, self._powers = store, engine, powers
         self._checkpoint_s = checkpoint_s
         self._lists_all = len(names) <= MAX_LISTED
@@ -166,12 +170,17 @@ class Checkpointer:
             StoreError: The disk fails or does not keep up.
         """
         store, cohort, self._latest = self._store, self._engine.cohort, replayed
-        for score in score_rows(replayed, 0.0 if cohort is None else cohort.evaluate_s):
+        took_s = 0.0 if cohort is None else cohort.evaluate_s
+        for score in score_rows(replayed, took_s, self._named):
             store.add(score)
             if isinstance(score, MetricRow):
                 self._watch(replayed, score)
         if cohort is not None:
             store.add_all(personal_rows(cohort.personal_scores, self._names))
+            if self._named is not None:
+                for one in cohort.personal_scores:
+                    name, of = self._names[one.row], one.score
+                    store.add_all(self._named.of_personal(one.round, name, of.n, of.quality))
         if self._lists_all:
             for fleet_row in fleet_rows(replayed.choice):
                 store.add(fleet_row)

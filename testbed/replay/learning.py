@@ -39,7 +39,7 @@ from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.memory import check_parts
-from fairbed.wire.artifact import Artifact
+from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.codecs import encode_with_feedback, pack, unpack
 from fairbed.wire.errors import DecodeError, EncodeError
 from fairbed.wire.messages import Hyperparameters
@@ -253,6 +253,11 @@ class Learning:
     def vector(self) -> Vector:
         """The current model, shape (n_values,)."""
         return self._vector
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task."""
+        return self._trainer.spec
 
     def remarks(self) -> list[str]:
         """Return what this training does otherwise than devices, as lines."""

@@ -123,8 +123,13 @@ def _replay(
         attacks=setup.attacks,
         explains=experiment.operator.reasons and len(setup.names) <= MAX_LISTED,
     )
+    named = None
+    if learning is not None and learning.spec.named_metrics:
+        from fairbed.coordinator.records.named_metrics import NamedMetrics
+
+        named = NamedMetrics(learning.spec.named_metrics, experiment.evaluation.worst)
     checkpointer = Checkpointer(
-        store, setup.names, engine, checkpoint_s, setup.device_records, setup.powers
+        store, setup.names, engine, checkpoint_s, setup.device_records, setup.powers, named
     )
     rounds, aggregated = 0, 0
     try:

@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from fairbed.device_agent.trainer import check_targets, check_tokens
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.artifact import Artifact, TaskSpec
-from fairbed.wire.evaluation import Evaluation, Quality, Spread
+from fairbed.wire.evaluation import Evaluation, Quality, Spread, positions_of
 from fairbed.wire.shard import make_shard
 
 BATCH = 256
@@ -66,7 +66,7 @@ class FleetEvaluator:
             EngineError: The engine cannot run the model.
         """
         check_fit(data.dataset, artifact.spec)
-        self._data, self._model_of = data, model_of
+        self._data, self._model_of, self._spec = data, model_of, artifact.spec
         self._closed = threading.Event()
         self._engines = [make_engine(artifact) for _ in range(max(1, threads))]
         batches = list(_batches(data.test_rows))
@@ -123,14 +123,23 @@ class FleetEvaluator:
             return Score(0, Quality(), 0.0)
         y = self._data.dataset.y[rows]
         predictions = None if found.scores is None else Predictions(y, found.scores)
-        quality = Quality.of(y, found)
+        quality, loss_sum, is_in_loss = Quality.of(y, found), found.loss_sum, True
+        if self._spec.has_own_loss:
+            is_in_loss = found.count_sum != 0.0
+            loss_sum = found.loss_of(y) * int(positions_of(y).sum())
+        if self._spec.named_metrics:
+            from fairbed.wire.named_metrics import sums_by_name
+
+            quality = replace(quality, sums=sums_by_name(self._spec.named_metrics, found))
         return Score(
             len(rows),
             quality,
-            found.loss_sum,
+            loss_sum,
             predictions=predictions,
             class_counts=found.class_counts,
             spread=Spread.of(y) if y.dtype.kind == "f" and y.ndim > 1 else None,
+            has_own_loss=self._spec.has_own_loss,
+            is_in_loss=is_in_loss,
         )
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ PAGES = (
     "lab",
     "own-device",
     "own-model",
+    "own-loss",
     "own-client",
     "fine-tuning",
     "from-a-torch-script",

@@ -319,6 +319,20 @@ MESSAGES: Mapping[str, AnyMessage] = {
         correct=31,
         auroc=0.875,
     ),
+    "evaluate-reply-sums": EvaluateReply(
+        round=3,
+        model=DIGEST,
+        loss=0.5,
+        n=40,
+        was_cold=False,
+        download_s=0.75,
+        decode_s=0.0,
+        load_s=0.0,
+        evaluate_s=0.5,
+        mae=0.75,
+        rmse=1.5,
+        sums={"mse": (90.0, 40.0), "f1": (8.0, 0.0, 32.0, 4.0)},
+    ),
     "evaluate-reply-regression": EvaluateReply(
         round=3,
         model=DIGEST,
@@ -414,6 +428,9 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "personal-score-regression": PersonalScore(round=3, n=60, loss=0.75, mae=1.25, r2=0.25),
     "personal-score-positions": PersonalScore(
         round=3, n=60, correct=90, loss=0.75, positions=120, exact=30, iou=0.5, class_accuracy=0.75
+    ),
+    "personal-score-sums": PersonalScore(
+        round=3, n=60, loss=0.75, mae=1.25, rmse=1.5, sums={"mse": (135.0, 60.0)}
     ),
     "personal-score-none": PersonalScore(round=3, attempt=1, n=0),
     "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),

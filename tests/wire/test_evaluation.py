@@ -134,7 +134,7 @@ def test_the_auroc_of_labels_is_the_mean_of_those_that_occur_and_are_lacking() -
 def test_pooled_evaluations_add_up() -> None:
     half = Evaluation(1.0, 2, np.zeros(2, np.float32), 1, 0.5)
     pooled = Evaluation.pooled([half, half])
-    assert pooled[:2] + pooled[3:] == (2.0, 4, 2, 1.0, None)
+    assert pooled[:2] + pooled[3:6] == (2.0, 4, 2, 1.0, None)
     assert pooled.scores is not None
     assert len(pooled.scores) == 4
     assert Evaluation.pooled([half, Evaluation(1.0, 2)]).scores is None

@@ -106,6 +106,9 @@ _NO_CLASSES = _evaluated(
 )
 _NO_ERROR = _evaluated("", "error")
 
+_NO_METRIC = _evaluated("evaluation.worst names no metric, or no device has a value of it")
+
+
 MODEL = (
     _of_model(
         "accuracy_mean",
@@ -149,6 +152,38 @@ MODEL = (
         show="spread",
         report="Accuracy",
         compare=Compared(group="accuracy", short="var", better="less", kind=VARIANCE, digits=4),
+    ),
+    _of_model(
+        "metric_mean",
+        "metric",
+        "Mean over devices in the metric that evaluation.worst names",
+        format=FOUR_DIGITS,
+        why_none=_NO_METRIC,
+        prometheus="metric_mean",
+        tensorboard="metric/mean",
+    ),
+    _of_model(
+        "metric_worst10",
+        "worst 10 % of the metric",
+        "Mean of the worst tenth of the devices in the metric that evaluation.worst names",
+        format=FOUR_DIGITS,
+        why_none=_NO_METRIC,
+        room=Tile(
+            label="WORST 10 % OF METRIC",
+            help="Mean of the worst tenth of the devices in the metric of evaluation.worst.",
+            priority=6,
+        ),
+        prometheus="metric_worst10",
+        tensorboard="metric/worst10",
+    ),
+    _of_model(
+        "metric_pooled",
+        "metric of all examples",
+        "Metric of evaluation.worst over the examples of all devices",
+        format=FOUR_DIGITS,
+        why_none=_NO_METRIC,
+        prometheus="metric_pooled",
+        tensorboard="metric/pooled",
     ),
     _of_model(
         "auroc_mean",

@@ -195,7 +195,7 @@ FACTS = (
     ("selected", "Rounds in which it was selected, and in which its update was merged."),
     ("queue Z", "Virtual queue: the deficit of selections below the guaranteed rate."),
     ("accuracy", "Of the global model on its examples, in the newest evaluation, and the loss."),
-    ("metrics", "What its client measured last, by the client's own names."),
+    ("metrics", "What its client measured last, by its own names, and metrics by name."),
     ("data", "Training examples, its own or a shard of the run's data set."),
     ("problems", "Warnings and errors of the run about this device; its log has them all."),
     ("energy", "Of all its exchanges: power x duration of the phases."),
@@ -502,7 +502,9 @@ def _of_client(history: DeviceHistory) -> list[Series]:
             _curve(phase, style, ((x.round, x.value) for x in rows if x.phase == phase))
             for phase, style in zip(phases, ("main", "low"), strict=False)
         ]
-        found.append(Series(f"{name}, of the client", tuple(curves), has_zero=False))
+        is_of_client = rows[-1].better is None
+        title = f"{name}, of the client" if is_of_client else name
+        found.append(Series(title, tuple(curves), has_zero=False))
     return found
 
 

@@ -285,6 +285,12 @@ def facts_text(view: RunView, shares: Sequence[Share]) -> str:
             f"{measure(view.task)} {mean}, worst 10 % {worst10}{mark}, best 10 % {best10}, gap "
             f"{gap}{gini}"
         )
+        if m.metric_mean is not None and view.info is not None:
+            lines.append(
+                f"{view.info.plan.evaluation.worst} {ratio(m.metric_mean)}, worst 10 % "
+                f"{ratio(m.metric_worst10)}, best 10 % {ratio(m.metric_best10)}, gap "
+                f"{ratio(m.metric_gap)}"
+            )
     weighted = [share for share in shares if share.weight_ratio is not None]
     if weighted:
         low = min(weighted, key=lambda share: share.weight_ratio or 0.0)

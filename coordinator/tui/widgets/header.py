@@ -38,6 +38,7 @@ def explanations() -> tuple[tuple[str, str], ...]:
         ),
         ("LEFT", "Time until the last planned round is over, from the newest rounds."),
         *map(_explained, map(run_measure, ("accuracy_mean", "accuracy_worst10", "loss_mean"))),
+        _explained(run_measure("metric_worst10")),
         ("LAST ROUND", "Duration of the newest round that was not void."),
         _explained(run_measure("queue_total")),
         ("DEVICES", "Devices that the coordinator can reach, of all that joined."),
@@ -164,6 +165,11 @@ class RunHeader(Widget):
             *left,
             tile("accuracy_mean", spread.mean, label=measure(view.task).upper()),
             tile("accuracy_worst10", spread.worst10, None if left else 3),
+            *(
+                [tile("metric_worst10", newest.metric_worst10)]
+                if newest is not None and newest.metric_worst10 is not None
+                else []
+            ),
             tile("loss_mean", newest.loss_mean if newest else None),
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 8),
             tile("queue_total", queue_sum, 4 if owes else None),

@@ -48,6 +48,11 @@ def make_trainer(
                 f"{' with model.trainable or model.lora' if artifact.adaptation else ''}; choose "
                 "auto, device or torch"
             )
+        if spec.has_own_loss:
+            raise ExperimentError(
+                "replay.engine: batched must have the loss of the task, got model.loss; choose "
+                "auto or device"
+            )
         # threadpoolctl inspects every library of the process, which only training needs.
         from fairbed.testbed.replay.cohort.dense import DenseTrainer
 
@@ -67,7 +72,8 @@ def make_trainer(
 
 
 def _best(artifact: Artifact, *, has_helpers: bool) -> CohortEngine:
-    if artifact.spec.model in FLAT_MODELS and artifact.adaptation is None:
+    is_plain = artifact.adaptation is None and not artifact.spec.has_own_loss
+    if artifact.spec.model in FLAT_MODELS and is_plain:
         return "batched"
     if has_helpers or _not_vectorised(artifact) or not _has_gpu():
         return "device"
@@ -89,6 +95,7 @@ def _not_vectorised(artifact: Artifact) -> list[str]:
         "data.buckets": bool(spec.buckets),
         "model.trainable or model.lora": artifact.adaptation is not None,
         "frozen parameters": artifact.base is not None,
+        "model.loss": spec.has_own_loss,
     }
     return [name for name, has in found.items() if has]
 
@@ -110,8 +117,8 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
     if found := _not_vectorised(artifact):
         raise ExperimentError(
             "replay.engine: torch must have a model without buffers and dropout, all of it "
-            f"trained, and sequences of one length, got {' and '.join(found)} in {spec.name}; "
-            "choose auto or device"
+            "trained by the loss of the task, and sequences of one length, got "
+            f"{' and '.join(found)} in {spec.name}; choose auto or device"
         )
     try:
         from fairbed.coordinator.task.modules import make_trainable

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -38,6 +39,9 @@ from fairbed.testbed.replay.engine.training import PersonalScoreOf
 from fairbed.testbed.replay.world.linear import LinearLaw
 from fairbed.testbed.replay.world.world import ReplayedExchange
 from fairbed.wire.messages import DEVICE_PHASES
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.records.named_metrics import NamedMetrics
 
 
 def device_rows(
@@ -119,18 +123,26 @@ def selection_rows(
     return records.selection_rows(replayed.choice, names, decisions, merged, replayed.why, rows)
 
 
-def score_rows(replayed: ReplayedRound, evaluate_s: float) -> list[Record]:
+def score_rows(
+    replayed: ReplayedRound, evaluate_s: float, named: "NamedMetrics | None" = None
+) -> list[Record]:
     """Return the scores of the model after a round; empty if it was not evaluated.
 
     Args:
         replayed: The round.
         evaluate_s: Duration of the evaluation, off the record.
+        named: Makes the rows of metrics by name; None: there are none.
     """
     if replayed.scores is None:
         return []
     at_s = replayed.started_s + replayed.duration_s
     devices, metric = metric_rows(replayed.choice.round, replayed.scores, at_s, evaluate_s)
-    return [*devices, *([] if metric is None else [metric])]
+    if metric is None:
+        return [*devices]
+    if named is None:
+        return [*devices, metric]
+    rows = named.rows(replayed.choice.round, replayed.scores)
+    return [*devices, *rows, named.of_worst(metric, replayed.scores)]
 
 
 def personal_rows(
