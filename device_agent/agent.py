@@ -45,6 +45,7 @@ from fairbed.wire.codec import decode_from_coordinator, decode_from_device, enco
 from fairbed.wire.errors import DecodeError, Disconnected, Refused
 from fairbed.wire.messages import (
     CODECS,
+    OPTIMISER_SKILL,
     Cancel,
     Capabilities,
     CoordinatorStatus,
@@ -80,7 +81,7 @@ _log = logging.getLogger(__name__)
 
 TransportFactory: TypeAlias = Callable[[Will], Transport]
 
-SKILLS = ("loss", "personal", "privacy", "test")
+SKILLS = ("loss", OPTIMISER_SKILL, "personal", "privacy", "test")
 """Requests served beside the training of a global model."""
 
 SCALE_SKILL = "scale"

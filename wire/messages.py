@@ -260,6 +260,36 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
         return self.id.hex() if self.name is None else self.name
 
 
+Optimiser: TypeAlias = Literal["sgd", "adam", "adamw"]
+"""The optimiser of local training (`device_agent.optimiser`)."""
+
+OPTIMISERS: Final[tuple[Optimiser, ...]] = get_args(Optimiser)
+
+OPTIMISER_SKILL = "optimisers"
+"""The device knows every field of `Hyperparameters` from `optimiser` on; one that does not would
+train plain SGD."""
+
+ScheduleKind: TypeAlias = Literal["step", "cosine"]
+
+Beta: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+
+class Schedule(Message, frozen=True, kw_only=True, tag="schedule"):
+    """A learning rate that changes with the local steps of a round (`wire.schedule`)."""
+
+    kind: ScheduleKind = "step"
+    warm_up: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    """Steps of the linear warm-up."""
+    every: Annotated[int, Meta(ge=1, le=1 << 40)] = 1
+    """step: steps after each of which `factor` applies."""
+    factor: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    length: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    """cosine: steps until the least rate, with those of the warm-up; None: those of the device in
+    the round."""
+    least_ratio: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """cosine: the least rate, as a share of `Hyperparameters.learning_rate`."""
+
+
 class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
     """Hyperparameters of local training in one round."""
 
@@ -277,6 +307,43 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """Stop after this many mini-batches; None means all epochs."""
     micro_batch: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     """Examples of a part in which a mini-batch is computed; None computes it at once."""
+    optimiser: Optimiser = "sgd"
+    """Fields from here on are sent only to devices that name the skill `optimisers`."""
+    nesterov: bool = False
+    """Nesterov's momentum, of sgd."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decays of the two moments of adam and adamw."""
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
+    """Term of the denominator of adam and adamw."""
+    schedule: Schedule | None = None
+    """How the learning rate changes within the round; None: it does not."""
+    keeps_state: bool = False
+    """The moments and their step count go on from round to round (`Train.optimiser_state`)."""
+
+    @property
+    def n_moments(self) -> int:
+        """Vectors of the optimiser's state, each as long as the parameters."""
+        return 2 if self.optimiser != "sgd" else int(self.momentum > 0.0)
+
+    @property
+    def needs_skill(self) -> bool:
+        """A device must have the skill `optimisers`."""
+        return (
+            self.optimiser != "sgd"
+            or self.nesterov
+            or self.schedule is not None
+            or self.keeps_state
+        )
+
+
+class OptimiserState(Message, frozen=True, kw_only=True, tag="optimiser-state"):
+    """The moments of the optimiser that a device keeps from round to round."""
+
+    run: Text
+    """Run of the state; a device begins anew in another run or task."""
+    merged: RoundId | None = None
+    """Last round in which an update of this device was merged: the state after that round is
+    valid."""
 
 
 Lambda: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -568,8 +635,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
     """Codecs beside float32 (`CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests served beside the training of a global model: `log`, `loss`, `personal`, `privacy`,
-    `scale`, `test`; unknown names are ignored."""
+    """Requests served beside the training of a global model: `log`, `loss`, `optimisers`,
+    `personal`, `privacy`, `scale`, `test`; unknown names are ignored."""
     min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
@@ -933,11 +1000,17 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Noise on the update; sent only to devices that name the skill `privacy`."""
     local_values: LocalValues | None = None
     """Which values the device puts into the model; None: it keeps none."""
+    optimiser_state: OptimiserState | None = None
+    """Where the optimiser goes on; None: it begins anew. Given if `hyperparameters.keeps_state`."""
     config: Records = b""
     """What the client of the task gets beside the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (self.optimiser_state is not None) != self.hyperparameters.keeps_state:
+            raise ValueError(
+                "optimiser_state must be given if the optimiser keeps it, and only then"
+            )
         if self.privacy is not None and self.needs_loss:
             raise ValueError("needs_loss must be false with privacy: no noise covers a loss")
         if self.privacy is not None and self.coding.returned:
