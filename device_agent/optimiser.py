@@ -66,7 +66,9 @@ class Adam:
     def __init__(
         self, hyperparameters: Hyperparameters, first: NDArray[Float], second: NDArray[Float]
     ) -> None:
-        self._h, self._first, self._second = hyperparameters, first, second
+        assert hyperparameters.optimiser is not None, "adam has settings"
+        self._h, self._settings = hyperparameters, hyperparameters.optimiser
+        self._first, self._second = first, second
 
     def step(
         self,
@@ -85,13 +87,13 @@ class Adam:
             count: t, shape (..., 1).
             part: Their moments, on the first axis.
         """
-        h, dtype = self._h, params.dtype
-        beta_1, beta_2 = h.betas
+        h, dtype, settings = self._h, params.dtype, self._settings
+        beta_1, beta_2 = settings.betas
         t = count.astype(np.float64)
         root = np.sqrt(1.0 - beta_2**t)
         # eta m / c_1 / (sqrt(v) / root + epsilon) = (eta root / c_1) m / (sqrt(v) + epsilon root)
         length = (rate * root / (1.0 - beta_1**t)).astype(dtype)
-        term = (h.epsilon * root).astype(dtype)
+        term = (settings.epsilon * root).astype(dtype)
         rest = np.asarray(1.0 - rate * h.weight_decay).astype(dtype)
         new_1, new_2 = dtype.type(1.0 - beta_1), dtype.type(1.0 - beta_2)
         old_2, decay = dtype.type(beta_2), dtype.type(h.weight_decay)
@@ -102,7 +104,7 @@ class Adam:
             at = slice(start, min(start + width, n))
             g, w, m, v = gradient[..., at], params[..., at], first[..., at], second[..., at]
             part_of = scratch[..., : g.shape[-1]]
-            if h.weight_decay and h.optimiser == "adam":
+            if h.weight_decay and settings.name == "adam":
                 g += np.multiply(w, decay, out=part_of)
             elif h.weight_decay:
                 w *= rest

@@ -206,7 +206,7 @@ def _own_state(
     h: Hyperparameters, state: NDArray[np.float32] | None, n_params: int
 ) -> NDArray[np.float32] | None:
     """Return the state that the optimiser changes, shape (n_state,); None if it keeps none."""
-    if not (h.keeps_state and h.n_moments):
+    if not h.keeps_state:
         return None
     from fairbed.device_agent.optimiser import state_size
 
@@ -321,7 +321,7 @@ class Descent:
         self._adam: Adam | None = None
         self._count: NDArray[np.int64] | None = None
         """Steps of the state before the round, shape (..., 1)."""
-        n, has_adam = params.shape[-1], hyperparameters.optimiser != "sgd"
+        n, has_adam = params.shape[-1], hyperparameters.is_adam
         moments = [
             np.zeros_like(params) if state is None else state[..., i * n : (i + 1) * n]
             for i in range(hyperparameters.n_moments)
@@ -360,7 +360,7 @@ class Descent:
         """A step scales the gradient by the learning rate only; it may have a proximal term."""
         h = self._h
         has_terms = h.momentum or h.weight_decay or h.clip_norm is not None
-        is_other = h.optimiser != "sgd" or h.schedule is not None
+        is_other = h.is_adam or h.schedule is not None
         return not (self.has_rules or has_terms or is_other)
 
     def apply_rules(
@@ -435,7 +435,7 @@ class Descent:
                 velocity = self._velocity[part]
                 velocity *= self._dtype(h.momentum)
                 velocity += direction
-                if h.nesterov:
+                if h.optimiser is not None and h.optimiser.nesterov:
                     direction += self._dtype(h.momentum) * velocity
                 else:
                     np.copyto(direction, velocity)

@@ -65,7 +65,7 @@ from fairbed.wire.transfer import Download
 if TYPE_CHECKING:
     from fairbed.device_agent.ditto import PersonalModel
     from fairbed.device_agent.local_training import GuardedRule, LocalRules
-    from fairbed.device_agent.stored_vector import LocalValueStore
+    from fairbed.device_agent.stored_vector import LocalValueStore, OptimiserStore
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ class TrainingWork:
         self._personal: PersonalModel | None = None
         self._local_rules: LocalRules | None = None
         self._local_values: LocalValueStore | None = None
+        self._optimiser: OptimiserStore | None = None
         self._optimised = OptimisedGraphs(cache)
         self._open_engine = open_engine or partial(
             open_by_kind, models=allowed_models, optimised=self._optimised
@@ -422,6 +423,7 @@ class TrainingWork:
             sent_vectors: dict[str, NDArray[np.float32]] = {}
             if rule is not None and train.local is not None:
                 sent_vectors, before = self._vectors_of(task, rule, train.local, received, meter)
+            state = self._optimiser_state(task, train, meter)
             result = trainer.train(
                 loaded.engine,
                 vector,
@@ -433,6 +435,7 @@ class TrainingWork:
                 job.should_stop,
                 rule=rule,
                 vectors={**sent_vectors, **before},
+                state=state,
             )
         cpu_s = time.thread_time() - cpu_s
         if job.should_stop():
@@ -440,6 +443,8 @@ class TrainingWork:
         if self._local_rules is not None and train.local is not None:
             kept = before, result.kept
             self._local_rules.keep(_hash_of(task), train.local, train.round, *kept)
+        if self._optimiser is not None and result.state is not None:
+            self._optimiser.keep(_hash_of(task), train, state, result.state)
         if self._local_values is not None and train.local_values is not None:
             local, values = layout.local, train.local_values
             after = vector[local], result.vector[local]
@@ -503,6 +508,20 @@ class TrainingWork:
         layout = task.spec.layout
         kept = self._local_rules.kept(_hash_of(task), local, rule, layout.n_params, meter)
         return sent_vectors(received, layout, rule), kept
+
+    def _optimiser_state(
+        self, task: _PreparedTask, train: Train, meter: Meter
+    ) -> NDArray[np.float32] | None:
+        """Return the state at which the optimiser goes on, shape (n_state,); None: at zero."""
+        h = train.hyperparameters
+        if not h.keeps_state:
+            return None
+        from fairbed.device_agent.optimiser import state_size
+        from fairbed.device_agent.stored_vector import OptimiserStore
+
+        self._optimiser = self._optimiser or OptimiserStore(self._state)
+        size = state_size(h, task.spec.layout.n_params)
+        return self._optimiser.load(_hash_of(task), train, size, meter)
 
     def _with_local_values(
         self,

@@ -260,14 +260,11 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
         return self.id.hex() if self.name is None else self.name
 
 
-Optimiser: TypeAlias = Literal["sgd", "adam", "adamw"]
-"""The optimiser of local training (`device_agent.optimiser`)."""
-
-OPTIMISERS: Final[tuple[Optimiser, ...]] = get_args(Optimiser)
+OptimiserName: TypeAlias = Literal["sgd", "adam", "adamw"]
 
 OPTIMISER_SKILL = "optimisers"
-"""The device knows every field of `Hyperparameters` from `optimiser` on; one that does not would
-train plain SGD."""
+"""The device knows `Hyperparameters.optimiser` and `schedule`; one that does not would train plain
+SGD."""
 
 ScheduleKind: TypeAlias = Literal["step", "cosine"]
 
@@ -290,6 +287,25 @@ class Schedule(Message, frozen=True, kw_only=True, tag="schedule"):
     """cosine: the least rate, as a share of `Hyperparameters.learning_rate`."""
 
 
+class Optimiser(Message, frozen=True, kw_only=True, tag="optimiser"):
+    """An optimiser other than SGD with momentum from zero (`device_agent.optimiser`)."""
+
+    name: OptimiserName = "sgd"
+    nesterov: bool = False
+    """Nesterov's momentum, of sgd."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decays of the two moments of adam and adamw."""
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
+    """Term of the denominator of adam and adamw."""
+    keeps_state: bool = False
+    """The device keeps the moments and their step count from round to round."""
+    run: Text = ""
+    """Run of the kept state; a device begins anew in another run or task."""
+    merged: RoundId | None = None
+    """Last round in which an update of this device was merged: the state after that round is
+    valid. None: it begins at zero."""
+
+
 class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
     """Hyperparameters of local training in one round."""
 
@@ -307,43 +323,25 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """Stop after this many mini-batches; None means all epochs."""
     micro_batch: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     """Examples of a part in which a mini-batch is computed; None computes it at once."""
-    optimiser: Optimiser = "sgd"
-    """Fields from here on are sent only to devices that name the skill `optimisers`."""
-    nesterov: bool = False
-    """Nesterov's momentum, of sgd."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decays of the two moments of adam and adamw."""
-    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
-    """Term of the denominator of adam and adamw."""
+    optimiser: Optimiser | None = None
+    """None: SGD, with momentum from zero. Sent only to devices with the skill `optimisers`."""
     schedule: Schedule | None = None
-    """How the learning rate changes within the round; None: it does not."""
-    keeps_state: bool = False
-    """The moments and their step count go on from round to round (`Train.optimiser_state`)."""
+    """How the learning rate changes within the round; None: it does not. As `optimiser`."""
+
+    @property
+    def is_adam(self) -> bool:
+        """The optimiser is adam or adamw."""
+        return self.optimiser is not None and self.optimiser.name != "sgd"
 
     @property
     def n_moments(self) -> int:
         """Vectors of the optimiser's state, each as long as the parameters."""
-        return 2 if self.optimiser != "sgd" else int(self.momentum > 0.0)
+        return 2 if self.is_adam else int(self.momentum > 0.0)
 
     @property
-    def needs_skill(self) -> bool:
-        """A device must have the skill `optimisers`."""
-        return (
-            self.optimiser != "sgd"
-            or self.nesterov
-            or self.schedule is not None
-            or self.keeps_state
-        )
-
-
-class OptimiserState(Message, frozen=True, kw_only=True, tag="optimiser-state"):
-    """The moments of the optimiser that a device keeps from round to round."""
-
-    run: Text
-    """Run of the state; a device begins anew in another run or task."""
-    merged: RoundId | None = None
-    """Last round in which an update of this device was merged: the state after that round is
-    valid."""
+    def keeps_state(self) -> bool:
+        """The device keeps the state of the optimiser from round to round."""
+        return self.optimiser is not None and self.optimiser.keeps_state and self.n_moments > 0
 
 
 Lambda: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -1000,17 +998,11 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Noise on the update; sent only to devices that name the skill `privacy`."""
     local_values: LocalValues | None = None
     """Which values the device puts into the model; None: it keeps none."""
-    optimiser_state: OptimiserState | None = None
-    """Where the optimiser goes on; None: it begins anew. Given if `hyperparameters.keeps_state`."""
     config: Records = b""
     """What the client of the task gets beside the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.optimiser_state is not None) != self.hyperparameters.keeps_state:
-            raise ValueError(
-                "optimiser_state must be given if the optimiser keeps it, and only then"
-            )
         if self.privacy is not None and self.needs_loss:
             raise ValueError("needs_loss must be false with privacy: no noise covers a loss")
         if self.privacy is not None and self.coding.returned:

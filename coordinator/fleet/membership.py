@@ -437,6 +437,14 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
+        if lacking := self.registry.lacking_skills(device):
+            self._event_log.report(
+                "skill",
+                f"its agent does not know {' and '.join(lacking)} of [training], which the run "
+                "uses, so it is never selected; update its agent",
+                level="warning",
+                device=device.name,
+            )
         if not device.accepts_noise(self.registry.noise_multiplier):
             self._event_log.report(
                 "skill",

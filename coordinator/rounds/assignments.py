@@ -96,9 +96,13 @@ class Assignments:
         names = [self._registry.names()[row] for row in selection.rows.tolist()]
         seeds = self._decisions.training_seeds(table.id, selection.rows).tolist()
         hyperparameters = self._config.training.hyperparameters(table.id)
+        own, work = [hyperparameters] * len(names), self._decisions.local_work
+        if work is not None:
+            drawn = work.drawn(table.id, selection.rows)
+            own = [drawn.of(at, hyperparameters) for at in range(len(names))]
         trains = {
-            name: self._train(table, name, hyperparameters, seed)
-            for name, seed in zip(names, seeds, strict=True)
+            name: self._train(table, name, one, seed)
+            for name, one, seed in zip(names, own, seeds, strict=True)
         }
         for name in contents.keys() & trains.keys():
             trains[name] = structs.replace(trains[name], **contents[name])
@@ -135,7 +139,7 @@ class Assignments:
             round=table.id,
             attempt=table.attempt,
             model=self._versions.manifest,
-            hyperparameters=self._registry.fitted(device, hyperparameters),
+            hyperparameters=self._with_state(device, hyperparameters),
             seed=seed,
             needs_loss=self._decisions.aggregator.needs_loss
             or bool(self._config.training.loss_metric),
@@ -147,6 +151,14 @@ class Assignments:
             privacy=self._config.privacy.request(),
             local_values=self._config.local_values(self._run, device.aggregated_round),
         )
+
+    def _with_state(self, device: Device, hyperparameters: Hyperparameters) -> Hyperparameters:
+        """Return the hyperparameters of a device: what fits into its memory, and its kept state."""
+        fitted = self._registry.fitted(device, hyperparameters)
+        if fitted.optimiser is None or not fitted.keeps_state:
+            return fitted
+        own = structs.replace(fitted.optimiser, run=self._run, merged=device.aggregated_round)
+        return structs.replace(fitted, optimiser=own)
 
     def _personal(self, round_id: int, device: Device) -> Personal | None:
         """Return how the personal model of a device is trained in a round; None if it is not.

@@ -32,6 +32,11 @@ class DeviceVectors:
         self._place_of: dict[int, int] = {}
         """Place of each row, counted over all blocks."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vector of one device."""
+        return self._initial.nbytes
+
     def __len__(self) -> int:
         """Return the number of devices with a vector of their own."""
         return len(self._place_of)
@@ -137,6 +142,7 @@ class RuleCohort:
         hyperparameters: Hyperparameters,
         sent: Vector,
         starts: Vector | None = None,
+        states: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, in an order that depends only on the jobs.
 
@@ -147,6 +153,7 @@ class RuleCohort:
             hyperparameters: Hyperparameters of the round.
             sent: Vectors that are sent, one after the other, shape (len(sent) * n_params,).
             starts: Model of each job before its first step; not set: it is `w_t`.
+            states: State of the optimiser of each job; not set: it begins anew.
 
         Raises:
             PluginError: The rule breaks its contract.
@@ -163,7 +170,8 @@ class RuleCohort:
                 self._named(names, kept),
             )
             own = None if starts is None else starts[begin : begin + size]
-            for result in trainer.train(w_t, part, hyperparameters, own, rule):
+            at_first = None if states is None else states[begin : begin + size]
+            for result in trainer.train(w_t, part, hyperparameters, own, rule, at_first):
                 yield replace(result, at=result.at + begin)
 
     def updates(self, models: Vector, result: CohortResult, places: Ints) -> Vector:

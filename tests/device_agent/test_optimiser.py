@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fairbed.device_agent.optimiser import COUNT_BASE, count_of, state_size, write_count
 from fairbed.device_agent.trainer import Descent
-from fairbed.wire.messages import Hyperparameters, Schedule
+from fairbed.wire.messages import Hyperparameters, Optimiser, Schedule
 
 STEPS, N = 50, 20_000
 """More parameters than a pass of the optimiser takes (`BLOCK`)."""
@@ -16,19 +16,28 @@ STEPS, N = 50, 20_000
 PLAIN = Hyperparameters(epochs=1, batch_size=1, learning_rate=0.05)
 
 CASES = {
-    "nesterov": replace(PLAIN, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "nesterov": replace(PLAIN, momentum=0.9, weight_decay=0.01, optimiser=Optimiser(nesterov=True)),
     "momentum": replace(PLAIN, momentum=0.9, weight_decay=0.01),
-    "adam": replace(PLAIN, optimiser="adam", weight_decay=0.02),
-    "adamw": replace(PLAIN, optimiser="adamw", weight_decay=0.1, betas=(0.8, 0.95), epsilon=1e-4),
+    "adam": replace(PLAIN, optimiser=Optimiser(name="adam"), weight_decay=0.02),
+    "adamw": replace(
+        PLAIN,
+        weight_decay=0.1,
+        optimiser=Optimiser(name="adamw", betas=(0.8, 0.95), epsilon=1e-4),
+    ),
     "adam-warm-cosine": replace(
         PLAIN,
-        optimiser="adam",
+        optimiser=Optimiser(name="adam"),
         schedule=Schedule(kind="cosine", warm_up=8, length=STEPS, least_ratio=0.1),
     ),
     "sgd-warm-steps": replace(
         PLAIN, momentum=0.5, schedule=Schedule(kind="step", warm_up=5, every=7, factor=0.5)
     ),
 }
+
+
+def kept(h: Hyperparameters) -> Hyperparameters:
+    """Return the hyperparameters with a state that is kept."""
+    return replace(h, optimiser=replace(h.optimiser or Optimiser(), keeps_state=True))
 
 
 def gradients(n: int = N) -> Callable[[np.ndarray, int], np.ndarray]:
@@ -57,11 +66,12 @@ def test_fifty_steps_are_those_of_torch_in_float64(name: str) -> None:
     h = CASES[name]
     w = torch.tensor(np.random.default_rng(0).normal(size=N), requires_grad=True)
     rest = {"lr": h.learning_rate, "weight_decay": h.weight_decay}
-    if h.optimiser == "sgd":
-        made = torch.optim.SGD([w], momentum=h.momentum, nesterov=h.nesterov, **rest)
+    o = h.optimiser or Optimiser()
+    if o.name == "sgd":
+        made = torch.optim.SGD([w], momentum=h.momentum, nesterov=o.nesterov, **rest)
     else:
-        make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[h.optimiser]
-        made = make([w], betas=h.betas, eps=h.epsilon, **rest)
+        make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.name]
+        made = make([w], betas=o.betas, eps=o.epsilon, **rest)
     schedule, rates = h.schedule, torch.optim.lr_scheduler
     scheduler = None
     if schedule is not None:
@@ -87,7 +97,7 @@ def test_fifty_steps_are_those_of_torch_in_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["nesterov", "adam", "adamw"])
 def test_a_kept_state_goes_on_as_one_training(name: str) -> None:
-    h = replace(CASES[name], keeps_state=True)
+    h = kept(CASES[name])
     w = np.random.default_rng(0).normal(size=N).astype(np.float32)
     state, gradient = np.zeros(state_size(h, N), np.float32), gradients()
     for first, end in ((0, 20), (20, STEPS)):

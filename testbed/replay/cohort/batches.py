@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
-from fairbed.device_agent.trainer import EpochOrders
+from fairbed.device_agent.trainer import EpochOrders, local_steps
 from fairbed.wire.evaluation import Targets, positions_of
 from fairbed.wire.messages import Hyperparameters
 
@@ -42,19 +42,11 @@ def by_positions(batch: StackedBatch, y: Targets) -> StackedBatch:
     return replace(batch, count=count, weights=weights)
 
 
-def steps_of(n_k: int, hyperparameters: Hyperparameters) -> int:
-    """Return the number of mini-batches of a device with `n_k` examples."""
-    steps = hyperparameters.epochs * -(-n_k // hyperparameters.batch_size)
-    limit = hyperparameters.max_steps
-    return steps if limit is None else min(steps, limit)
-
-
-def longest_first(n_k: Sequence[int], hyperparameters: Hyperparameters) -> list[int]:
+def longest_first(n_k: Sequence[int], steps: Sequence[int]) -> list[int]:
     """Return the indices of devices by steps, most first, so that active devices always come first.
 
-    Devices with equal steps are ordered by examples, then by index.
+    Devices with equal steps are ordered by examples n_k, then by index.
     """
-    steps = [steps_of(n, hyperparameters) for n in n_k]
     return sorted(range(len(n_k)), key=lambda at: (-steps[at], -n_k[at], at))
 
 
@@ -65,6 +57,7 @@ class Batches:
         seeds: Seed of the order of each device's mini-batches; devices with more steps first.
         rows: Rows of each device's examples in the data set; not empty.
         hyperparameters: Hyperparameters of the round.
+        steps: Mini-batches of each device, in descending order; not set: as in the round.
     """
 
     def __init__(
@@ -72,10 +65,11 @@ class Batches:
         seeds: Sequence[int],
         rows: Sequence[Ints],
         hyperparameters: Hyperparameters,
+        steps: Sequence[int] | None = None,
     ) -> None:
         self._rows, self._batch_size = rows, hyperparameters.batch_size
         sizes = [len(device_rows) for device_rows in rows]
-        self.steps = [steps_of(n, hyperparameters) for n in sizes]
+        self.steps = list(steps or [local_steps(n, hyperparameters) for n in sizes])
         """Mini-batches of each device."""
         assert self.steps == sorted(self.steps, reverse=True), "devices with more steps come first"
         n_k: Ints = np.array(sizes, dtype=np.int64)
@@ -93,8 +87,7 @@ class Batches:
         self._seeds, self._orders = seeds, EpochOrders()
         first = np.array([device_rows[0] for device_rows in rows], dtype=np.int64)
         width = int(last_start.max()) + len(self._columns)
-        if hyperparameters.max_steps is not None:
-            width = min(width, hyperparameters.max_steps * self._batch_size)
+        width = min(width, max(self.steps) * self._batch_size)
         self._order: Ints = np.repeat(first[:, np.newaxis], width, axis=1)
         """Rows of each device in the order of its epoch, up to its last step, shape (G, width)."""
         self._step = 0

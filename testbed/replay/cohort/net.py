@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.device_agent.trainer import Descent
-from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult
+from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult, own_states, steps_of
 from fairbed.testbed.replay.cohort.batches import Batches
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Examples
@@ -220,11 +220,17 @@ def train_chunk(
         else:
             params = part.starts.copy()
     rows = [examples.rows(job.device) for job in part.jobs]
-    batches = Batches([job.seed for job in part.jobs], rows, hyperparameters)
-    descent = (
-        Descent(params, hyperparameters, anchor)
-        if rule is None
-        else Descent(params, hyperparameters, anchor, rule.rule, rule.vectors)
+    steps = steps_of([len(one) for one in rows], part.jobs, hyperparameters)
+    batches = Batches([job.seed for job in part.jobs], rows, hyperparameters, steps)
+    states, lengths = own_states(part, net.n_params), np.array(steps, dtype=np.int64)
+    descent = Descent(
+        params,
+        hyperparameters,
+        anchor,
+        None if rule is None else rule.rule,
+        None if rule is None else rule.vectors,
+        states,
+        lengths,
     )
     gradient = np.empty_like(params)
     factor = hyperparameters.learning_rate if descent.is_plain else 1.0
@@ -240,7 +246,9 @@ def train_chunk(
                 descent.apply_rules(gradient[on], loss, params[on, :0], gradient_at, on)
             descent.step(gradient[on], on, is_scaled=descent.is_plain)
             progress.record(step, batch, loss)
+        if states is not None:
+            descent.count_steps(lengths)
         if rule is None:
-            return progress.results(part.at, params, {}, {})
+            return progress.results(part.at, params, {}, {}, states)
         kept, returned = rule.rule.end(descent.trained(progress.steps))
-    return progress.results(part.at, params, kept, returned)
+    return progress.results(part.at, params, kept, returned, states)

@@ -1,5 +1,6 @@
 """Sizes on the wire and work on the device, which determine the exchange times of a task."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +104,9 @@ class Work:
     """Unpacking a model, the same for every device."""
     encode_s: float
     """Encoding an update, the same for every device."""
+    draws: Callable[[int, Ints], tuple[Ints, Floats]] | None = None
+    """Returns steps and `train_s` of devices, each of shape (K,), given the round of their dispatch
+    and their rows; None: they are the same in every round."""
 
     @classmethod
     def of(
@@ -117,7 +121,7 @@ class Work:
         part_size: Ints | None = None,
         lengths: Ints | None = None,
     ) -> "Work":
-        """Return the work of a round, the same in every round.
+        """Return the work of a round: `steps` and `train_s` are the most that devices draw.
 
         Args:
             config: Settings of training.
@@ -136,6 +140,17 @@ class Work:
         counts = examples[:, np.newaxis] if lengths is None else lengths
         evaluate_s = _forward_pass_s(costs, counts)
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
+        draws = None
+        if training.draws_work:
+            from fairbed.coordinator.policy.local_work import LocalWork
+
+            work = LocalWork(training, config.seed_training)
+
+            def draws(round_id: int, rows: Ints) -> tuple[Ints, Floats]:
+                drawn = work.steps(round_id, rows, examples[rows])
+                sizes = size if isinstance(size, int) else size[rows]
+                return drawn, _train_s(costs, counts[rows], drawn, training.batch_size, sizes)
+
         return cls(
             examples=examples,
             shard_bytes=shard_bytes,
@@ -149,6 +164,7 @@ class Work:
             else _forward_pass_s(costs, share_of(counts, queried)),
             decode_s=costs.decode_s,
             encode_s=costs.encode_s,
+            draws=draws,
         )
 
 

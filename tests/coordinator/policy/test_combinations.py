@@ -221,6 +221,8 @@ BEYOND: dict[str, dict[str, Any]] = {
     },
     "defence": {"aggregation": AggregationConfig(weights="equal", defence="clip")},
     "server": {"aggregation": AggregationConfig(weights="equal", server="momentum")},
+    "optimiser": {"training": TrainingConfig(optimiser="adam")},
+    "schedule": {"training": TrainingConfig(schedule_by="step", warm_up=3)},
 }
 """An experiment with 4 devices for each setting beyond plain SGD and FedAvg."""
 
@@ -257,6 +259,8 @@ def value_of(extra: str) -> str:
         "pseudo_gradient": '"fednova"',
         "defence": '"clip"',
         "server": '"momentum"',
+        "optimiser": '"adam"',
+        "schedule": '"step"',
     }
     return values.get(extra, "0.1")
 
@@ -282,9 +286,10 @@ def test_our_examples_refuse_what_their_formulas_exclude() -> None:
     for rule, excluded in (
         (
             Scaffold(),
-            "momentum weight_decay proximal clip_norm changing_weights pseudo_gradient defence",
+            "momentum weight_decay proximal clip_norm changing_weights pseudo_gradient defence "
+            "optimiser schedule",
         ),
-        (FedDyn(), "proximal changing_weights pseudo_gradient defence server"),
+        (FedDyn(), "proximal changing_weights pseudo_gradient defence server optimiser schedule"),
     ):
         refused = [
             extra
@@ -339,6 +344,11 @@ def test_decisions_refuse_a_rule_at_the_start_and_when_the_fleet_grows_beyond_it
         (TrainingConfig(learning_rate=0.1, proximal=10.0, weight_decay=10.1), True),
         (TrainingConfig(learning_rate=0.1, proximal=30.0, clip_norm=1.0), False),
         (TrainingConfig(learning_rate=0.1, weight_decay=20.1, clip_norm=1.0), True),
+        (TrainingConfig(learning_rate=0.1, proximal=13.4, momentum=0.9, nesterov=True), False),
+        (TrainingConfig(learning_rate=0.1, proximal=13.7, momentum=0.9, nesterov=True), True),
+        (TrainingConfig(learning_rate=0.1, proximal=50.0, optimiser="adam"), False),
+        (TrainingConfig(learning_rate=0.1, weight_decay=19.9, optimiser="adamw"), False),
+        (TrainingConfig(learning_rate=0.1, weight_decay=20.1, optimiser="adamw"), True),
     ],
 )
 def test_steps_are_refused_exactly_where_they_diverge_without_any_loss(
