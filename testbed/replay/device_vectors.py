@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, Trainer
 from fairbed.wire.messages import Hyperparameters
@@ -77,6 +78,16 @@ class DeviceVectors:
             for block in state["blocks"]
         ]
         self._place_of = {row: place for place, row in enumerate(state["rows"])}
+
+
+def optimiser_states(training: TrainingConfig, layout: Layout) -> DeviceVectors | None:
+    """Return the state of the optimiser of each device, zero at first; None if none is kept."""
+    if not training.keeps_state:
+        return None
+    from fairbed.device_agent.optimiser import state_size
+
+    size = state_size(training.hyperparameters(1), layout.n_params)
+    return DeviceVectors(np.zeros(size, dtype=np.float32))
 
 
 class LocalValues:

@@ -38,6 +38,7 @@ from fairbed.testbed.replay.device_vectors import (
     DeviceVectors,
     LocalValues,
     RuleCohort,
+    optimiser_states,
 )
 from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, VersionBatch
 from fairbed.testbed.replay.personal import PersonalCohort
@@ -682,12 +683,6 @@ def make_learning(
         if training.rule != "sgd":
             n_params = artifact.spec.layout.n_params
             rule = RuleCohort(training.rule, training.local_options, n_params)
-        states = None
-        if training.keeps_state:
-            from fairbed.device_agent.optimiser import state_size
-
-            size = state_size(training.hyperparameters(1), artifact.spec.layout.n_params)
-            states = DeviceVectors(np.zeros(size, dtype=np.float32))
         undo.pop_all()
     return Learning(
         setup.decisions,
@@ -702,5 +697,5 @@ def make_learning(
         positions=Shards(data, artifact.spec.x_shape).positions,
         part_sizes=setup.part_sizes,
         local=local,
-        states=states,
+        states=optimiser_states(training, artifact.spec.layout),
     )

@@ -1,10 +1,12 @@
 """Optimisers of local training against those of torch, in float64, and their kept state."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from fairbed.device_agent.optimiser import COUNT_BASE, count_of, state_size, write_count
 from fairbed.device_agent.trainer import Descent
@@ -40,19 +42,20 @@ def kept(h: Hyperparameters) -> Hyperparameters:
     return replace(h, optimiser=replace(h.optimiser or Optimiser(), keeps_state=True))
 
 
-def gradients(n: int = N) -> Callable[[np.ndarray, int], np.ndarray]:
+def gradients(n: int = N) -> Callable[[NDArray[Any], int], NDArray[Any]]:
     """Return the gradient of a quadratic with noise that depends on the step alone."""
     curvature = np.random.default_rng(1).uniform(0.1, 2.0, n)
 
-    def gradient(w: np.ndarray, step: int) -> np.ndarray:
-        return (curvature * w + np.random.default_rng([2, step]).normal(size=n)).astype(w.dtype)
+    def gradient(w: NDArray[Any], step: int) -> NDArray[Any]:
+        noise = np.random.default_rng([2, step]).normal(size=n)
+        return np.asarray(curvature * w + noise, dtype=w.dtype)
 
     return gradient
 
 
-def ours(h: Hyperparameters, steps: int = STEPS, dtype: type = np.float64) -> np.ndarray:
+def ours(h: Hyperparameters, steps: int = STEPS, dtype: type = np.float64) -> NDArray[Any]:
     """Return the parameters after some steps."""
-    w = np.random.default_rng(0).normal(size=N).astype(dtype)
+    w: NDArray[Any] = np.random.default_rng(0).normal(size=N).astype(dtype)
     descent, gradient = Descent(w, h, w.copy(), lengths=np.array([steps])), gradients()
     for step in range(steps):
         descent.step(gradient(w, step))

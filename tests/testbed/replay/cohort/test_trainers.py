@@ -29,6 +29,7 @@ from fairbed.wire.messages import Hyperparameters
 from tests.testbed.replay.cohort.fleets import (
     DITTO,
     EVERYTHING,
+    OPTIMISERS,
     PLAIN,
     RECIPES,
     SIZES,
@@ -146,6 +147,37 @@ def test_parts_that_follow_from_the_memory_of_a_device_are_those_of_the_device(
         if make is the_devices:
             np.testing.assert_array_equal(answer.vector, truth.vector)
         assert distance(answer.vector, truth.vector, start) < TOLERANCE
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize(("make", "name"), RULE_CASES)
+def test_an_optimiser_its_state_and_drawn_work_are_those_of_the_device(
+    make: Make, name: str, optimiser: str
+) -> None:
+    """Two rounds: the second goes on at the state of the first."""
+    recipe, artifact, h = RECIPES[name], shipped(RECIPES[name]), OPTIMISERS[optimiser]
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    start, states = start_of(artifact), None
+    jobs = [replace(job, epochs=1 + at % 3, max_steps=9 - at) for at, job in enumerate(jobs_of(7))]
+    trainer = make(artifact, shards)
+    tolerance = MAX_POOL_TOLERANCE if recipe.model == "cnn" else TOLERANCE
+    for _ in range(2):
+        found = dict[int, tuple[Vector, Vector, int]]()
+        for some in trainer.train(start, jobs, h, None, None, states):
+            assert some.states is not None
+            for i, at in enumerate(some.at.tolist()):
+                found[at] = some.vectors[i].copy(), some.states[i].copy(), int(some.steps[i])
+        truths = on_devices(artifact, shards, start, jobs, h, states=states)
+        for at, truth in enumerate(truths):
+            vector, state, steps = found[at]
+            assert truth.state is not None
+            assert steps == truth.steps
+            assert distance(vector, truth.vector, start) < tolerance
+            assert state[-2:].tolist() == truth.state[-2:].tolist(), "steps of both rounds"
+            scale = np.abs(truth.state).max()
+            np.testing.assert_allclose(state, truth.state, rtol=0.0, atol=tolerance * scale)
+        states = np.array([truth.state for truth in truths])
+    trainer.close()
 
 
 @pytest.mark.parametrize("rule_of", [split_drift, propfair])
