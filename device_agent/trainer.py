@@ -95,7 +95,7 @@ def train(
     vectors: Mapping[str, NDArray[np.float32]] | None = None,
     state: NDArray[np.float32] | None = None,
 ) -> TrainResult:
-    """Train by mini-batch SGD, starting from the global model or, for Ditto, from a personal one.
+    """Train by an optimiser, starting from the global model or, for Ditto, from a personal one.
 
         g = grad F(w), changed by the local rule   SGD without one
         g = g + mu (w - w_t)                       FedProx, mu = `proximal`; Ditto, mu = lambda
@@ -113,7 +113,7 @@ def train(
     All terms act on parameters; the engine updates the buffers. The anchor of a value that the
     device keeps for itself (`Layout.local`) is its value before the first step. With `micro_batch`
     the engine computes a mini-batch in parts, which bounds its memory; all else sees whole
-    mini-batches.
+    mini-batches. Augmentations change each of them by its seed (`wire.augment`).
 
     Args:
         engine: Computes the gradients.
@@ -158,6 +158,11 @@ def train(
     is_scaled = descent.is_plain and LEAST_FACTOR <= rate <= LARGEST_FACTOR
     factor = rate if is_scaled else 1.0
     steps, loss_sum, seen = 0, 0.0, 0
+    augmented = None
+    if hyperparameters.augment:
+        from fairbed.wire.augment import Augmenter
+
+        augmented = Augmenter(hyperparameters.augment, engine.spec)
     buckets = buckets_of(engine.spec, x, y)
     for is_first, batch in mini_batches(len(y), hyperparameters, seed, buckets):
         if (limit is not None and steps >= limit) or should_stop():
@@ -165,19 +170,27 @@ def train(
         if is_first:
             loss_sum, seen = 0.0, 0
         engine.reseed(seed, steps)
-        loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch, factor)
+        if augmented is None:
+            at = _MiniBatch(x[batch], y[batch])
+            loss, gradient = engine.gradient(work, at.x, at.y, micro_batch, factor)
+        else:
+            found = augmented.batch(x[batch], y[batch], seed, steps)
+            at = _MiniBatch(found.x, found.y, found.other, found.share)
+            loss, gradient = at.gradient(engine, work, micro_batch, factor)
         steps += 1
         if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
         if descent.has_rules:
-            mini_batch = x[batch], y[batch], micro_batch
-            gradient_at = partial(_gradient_at, engine, work, mini_batch, gradient)
+            gradient_at = partial(_gradient_at, engine, work, at, micro_batch, gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient, is_scaled=is_scaled)
         padded = None if buckets is None else int(buckets[batch].max())
-        for part in parts(len(batch), micro_batch):
-            meter.step(part.stop - part.start, padded)
+        for _ in range(at.passes):
+            for part in parts(len(batch), micro_batch):
+                meter.step(part.stop - part.start, padded)
         positions = len(batch) * of_example if counts is None else int(counts[batch].sum())
+        if augmented is not None and counts is not None:
+            positions = int(positions_of(at.y).sum())
         loss_sum += loss * positions
         seen += positions
     if not np.isfinite(work).all():
@@ -213,10 +226,44 @@ def _own_state(
     return np.zeros(state_size(h, n_params), np.float32) if state is None else state.copy()
 
 
+@dataclass(frozen=True, slots=True)
+class _MiniBatch:
+    """Examples of a step, with the targets of those that were mixed in, if any were."""
+
+    x: Examples
+    y: Targets
+    other: Targets | None = None
+    share: float = 1.0
+    """Weight of the loss with `y`; that with `other` has the rest."""
+
+    @property
+    def passes(self) -> int:
+        """Gradients of a step."""
+        return 1 if self.other is None else 2
+
+    def gradient(
+        self, engine: Engine, work: NDArray[np.float32], micro_batch: int | None, factor: float
+    ) -> tuple[float, NDArray[np.float32]]:
+        """Return loss and gradient, as `Engine.gradient`; the buffers are updated once."""
+        share, other = self.share, self.other
+        if other is None:
+            return engine.gradient(work, self.x, self.y, micro_batch, factor)
+        n_params = engine.spec.layout.n_params
+        loss, gradient = engine.gradient(work, self.x, self.y, micro_batch, factor)
+        first, buffers = np.float32(share) * gradient, work[n_params:].copy()
+        rest = 1.0 - share
+        loss_2, gradient = engine.gradient(work, self.x, other, micro_batch, factor)
+        gradient *= np.float32(rest)
+        gradient += first
+        work[n_params:] = buffers
+        return share * loss + rest * loss_2, gradient
+
+
 def _gradient_at(
     engine: Engine,
     work: NDArray[np.float32],
-    mini_batch: tuple[Examples, Targets, int | None],
+    mini_batch: _MiniBatch,
+    micro_batch: int | None,
     here: NDArray[np.float32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
@@ -226,7 +273,7 @@ def _gradient_at(
     """
     other, before = work.copy(), here.copy()
     other[: len(params)] = params
-    loss, gradient = engine.gradient(other, *mini_batch)
+    loss, gradient = mini_batch.gradient(engine, other, micro_batch, 1.0)
     there = gradient.copy()
     np.copyto(here, before)
     return np.array(loss), there

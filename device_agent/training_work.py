@@ -403,6 +403,7 @@ class TrainingWork:
             pending = []
         with self._section("load", job.should_stop) as meter:
             loaded = self._load(task, meter)
+            self._check_augment(train)
             rule = None if train.local is None else self._rule_for(train, train.local)
             vector = self._with_local_values(task, train.local_values, w_t, meter)
         watch.lap("load")
@@ -480,6 +481,19 @@ class TrainingWork:
             loss_before=_not_negative(loss_before),
             loss_train=_not_negative(result.loss_train) if train.privacy is None else None,
         )
+
+    def _check_augment(self, train: Train) -> None:
+        """Check that the owner of this device allows the functions that augment.
+
+        Raises:
+            RoundFailed: They are not allowed, or are of another version.
+        """
+        if not train.hyperparameters.augment:
+            return
+        from fairbed.wire.augment import permission_problem
+
+        if problem := permission_problem(train.hyperparameters.augment, self._allowed_rules):
+            raise RoundFailed(problem)
 
     def _rule_for(self, train: Train, local: LocalTraining) -> "GuardedRule":
         """Return the local rule of a round.

@@ -266,6 +266,11 @@ OPTIMISER_SKILL = "optimisers"
 """The device knows `Hyperparameters.optimiser` and `schedule`; one that does not would train plain
 SGD."""
 
+AUGMENT_SKILL = "augment"
+"""The device knows `Hyperparameters.augment`."""
+
+MAX_AUGMENTS = 16
+
 ScheduleKind: TypeAlias = Literal["step", "cosine"]
 
 Beta: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
@@ -306,6 +311,19 @@ class Optimiser(Message, frozen=True, kw_only=True, tag="optimiser"):
     valid. None: it begins at zero."""
 
 
+class Augment(Message, frozen=True, kw_only=True, tag="augment"):
+    """One augmentation of the mini-batches (`wire.augment`)."""
+
+    kind: Text
+    """A name, or the path of a function that the owner of the device allows."""
+    options: Annotated[
+        tuple[tuple[OptionName, OptionValue], ...], Meta(max_length=MAX_OPTIONS)
+    ] = ()
+    """Names and values of its options."""
+    sha256: Sha256 | None = None
+    """Hash of the file with the function; None for a name."""
+
+
 class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
     """Hyperparameters of local training in one round."""
 
@@ -327,6 +345,8 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """None: SGD, with momentum from zero. Sent only to devices with the skill `optimisers`."""
     schedule: Schedule | None = None
     """How the learning rate changes within the round; None: it does not. As `optimiser`."""
+    augment: Annotated[tuple[Augment, ...], Meta(max_length=MAX_AUGMENTS)] = ()
+    """Augmentations of each mini-batch, in order. Sent only to devices with the skill `augment`."""
 
     @property
     def is_adam(self) -> bool:
@@ -633,8 +653,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
     """Codecs beside float32 (`CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests served beside the training of a global model: `log`, `loss`, `optimisers`,
-    `personal`, `privacy`, `scale`, `test`; unknown names are ignored."""
+    """Requests served beside the training of a global model: `augment`, `log`, `loss`,
+    `optimisers`, `personal`, `privacy`, `scale`, `test`; unknown names are ignored."""
     min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()

@@ -51,6 +51,7 @@ def client_problem(config: CoordinatorConfig) -> str:
         ("training.optimiser", training.optimiser, "sgd"),
         ("training.optimiser_state", training.optimiser_state, "reset"),
         ("training.nesterov", training.nesterov, False),
+        ("training.augment", training.augment or None, None),
         ("training.schedule_by", training.schedule_by, "round"),
         ("training.micro_batch_statistics", training.micro_batch_statistics, False),
         ("personalisation.method", config.personalisation.method, "none"),

@@ -13,8 +13,11 @@ from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.artifact import BatchNorm, ClassesAxis, TaskKind
 from fairbed.wire.messages import (
+    AUGMENT_SKILL,
+    MAX_AUGMENTS,
     MAX_OPTIONS,
     OPTIMISER_SKILL,
+    Augment,
     Beta,
     DownCodec,
     HeldOut,
@@ -32,6 +35,7 @@ from fairbed.wire.messages import (
     ScheduleKind,
     UpCodec,
 )
+from fairbed.wire.plugins import is_path
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
@@ -149,6 +153,12 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     micro_batch_statistics: bool = False
     """Micro-batches may change the results of a model whose examples affect each other, as those of
     batch normalisation do; otherwise such a model is refused."""
+    augment: Annotated[
+        tuple[dict[OptionName, OptionValue], ...], Meta(max_length=MAX_AUGMENTS)
+    ] = ()
+    """Changes of each mini-batch by seed, in order, each a table with its `kind` and options, as in
+    `[{kind = "crop", padding = 4}, {kind = "flip"}]`; docs/optimisers.md has the kinds. A function
+    of yours is `package.module:function`, which the owner of a device allows."""
     rule: Annotated[str, Meta(examples=list(LOCAL_RULES))] = "sgd"
     """Change of local training: none (sgd), proportional fairness of each mini-batch (propfair), or
     a plug-in as `package.module:Name` or by entry point."""
@@ -224,8 +234,37 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     @property
     def needed_skills(self) -> tuple[str, ...]:
         """Skills without which a device would train otherwise than the run."""
+        if self.client is not None:
+            return ()
         needs_it = self._optimiser is not None or self.changes_within_round
-        return (OPTIMISER_SKILL,) if needs_it and self.client is None else ()
+        return (
+            *((OPTIMISER_SKILL,) if needs_it else ()),
+            *((AUGMENT_SKILL, *self.own_augmentations) if self.augment else ()),
+        )
+
+    @property
+    def own_augmentations(self) -> tuple[str, ...]:
+        """Paths of the functions that augment."""
+        kinds = (str(one.get("kind", "")) for one in self.augment)
+        return tuple(kind for kind in kinds if is_path(kind))
+
+    @property
+    def augmentations(self) -> tuple[Augment, ...]:
+        """What devices do with each mini-batch.
+
+        Raises:
+            PluginError: The file of a function cannot be found.
+        """
+        if not self.augment:
+            return ()
+        from fairbed.wire.augment import requested
+
+        return tuple(map(requested, self.augment))
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradients that a local step computes."""
+        return 2 if any(one.get("kind") == "mixup" for one in self.augment) else 1
 
     @property
     def draws_work(self) -> bool:
@@ -252,6 +291,11 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
                 'training.optimiser_state must be "reset" for sgd without momentum, which has no '
                 'state, got "kept"; set momentum, or remove the key'
             )
+        if self.augment:
+            from fairbed.wire.augment import list_problem
+
+            if problem := list_problem(self.augment):
+                return problem
         if self.schedule == "cosine":
             if self.schedule_by == "round" and self.schedule_length is None:
                 return (
@@ -300,6 +344,7 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             micro_batch=None if self.micro_batch == "auto" else self.micro_batch,
             optimiser=self._optimiser,
             schedule=self._schedule if self.changes_within_round else None,
+            augment=self.augmentations,
         )
 
     @property

@@ -335,7 +335,8 @@ class Registry:
     local_rule: str = "sgd"
     """Local rule of the run; a device without it is not available."""
     needed_skills: tuple[str, ...] = ()
-    """What training of the run needs beside SGD; a device without one is not available."""
+    """Skills that training of the run needs beside SGD, and functions that the owner must allow; a
+    device without one is not available."""
     emulated: Collection[str] = ()
     """Emulated devices; only reports differ for them."""
     noise_multiplier: float | None = None
@@ -519,7 +520,8 @@ class Registry:
 
     def lacking_skills(self, device: Device) -> list[str]:
         """Return the skills that training needs and the device does not name."""
-        known = () if device.capabilities is None else device.capabilities.skills
+        own = device.capabilities
+        known = () if own is None else (*own.skills, *own.local_rules)
         return [skill for skill in self.needed_skills if skill not in known]
 
     def memory_problem(self, device: Device) -> str:

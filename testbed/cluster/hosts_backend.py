@@ -53,8 +53,8 @@ AGENT_BYTES = 32 << 20
 
 VECTORS = 6
 """Models in the memory of an agent while it trains and encodes: two versions, gradient, momentum,
-update and its encoding; the other moments of an optimiser are added. With the shard that is 90 MiB for a model of 1 MB and 15,000 examples of
-784 features, and 88 MiB were measured."""
+update and its encoding; other moments of an optimiser are added. With the shard that is 90 MiB for
+a model of 1 MB and 15,000 examples of 784 features, and 88 MiB were measured."""
 
 Note = Callable[[str, str, Level, "str | None"], None]
 """Records an event: its kind, text, level and device."""

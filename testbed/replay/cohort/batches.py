@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.device_agent.trainer import EpochOrders, local_steps
 from fairbed.wire.evaluation import Targets, positions_of
 from fairbed.wire.messages import Hyperparameters
+
+if TYPE_CHECKING:
+    from fairbed.wire.augment import Augmenter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,8 @@ class StackedBatch:
     """Weight of each example in its mean: 1 / count, and 0 for padding; shape (A, B)."""
     begins: Ints
     """Devices that begin an epoch with it, ascending, shape (<= A,)."""
+    step: int
+    """Number of the mini-batch in the round, from 0."""
 
 
 def by_positions(batch: StackedBatch, y: Targets) -> StackedBatch:
@@ -40,6 +47,34 @@ def by_positions(batch: StackedBatch, y: Targets) -> StackedBatch:
     count: Ints = np.where(is_padding, 0, c).sum(axis=1)
     weights = np.where(is_padding, 0.0, 1.0 / count[:, np.newaxis]).astype(np.float32)
     return replace(batch, count=count, weights=weights)
+
+
+def augmented(
+    augmenter: "Augmenter", batch: StackedBatch, x: NDArray[Any], y: Targets, seeds: Sequence[int]
+) -> tuple[NDArray[Any], Targets, Targets | None, Floats]:
+    """Return a stacked mini-batch after the augmentations that each device draws.
+
+    Args:
+        augmenter: The augmentations.
+        batch: Which examples are padding; these are left as they are.
+        x: Shape (A, B, *x_shape); not changed.
+        y: Shape (A, B, *y_shape); not changed.
+        seeds: Seed of each of the A devices.
+
+    Returns:
+        x and y, the targets of examples that were mixed in or None, and the weight of the loss with
+        y, shape (A,).
+    """
+    x, y = x.copy(), y.copy()
+    other, shares = None, np.ones(len(x))
+    sizes = (batch.weights != 0).sum(axis=1).tolist()
+    for k, n in enumerate(sizes):
+        found = augmenter.batch(x[k, :n].copy(), y[k, :n].copy(), seeds[k], batch.step)
+        x[k, :n], y[k, :n] = found.x, found.y
+        if found.other is not None:
+            other = y.copy() if other is None else other
+            other[k, :n], shares[k] = found.other, found.share
+    return x, y, other, shares
 
 
 def longest_first(n_k: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -107,7 +142,7 @@ class Batches:
         is_last = place == per_epoch - 1
         count = self._last if is_last else self._full
         weights = self._last_weights if is_last else self._full_weights
-        return StackedBatch(index, count[:active], weights[:active], begins)
+        return StackedBatch(index, count[:active], weights[:active], begins, step)
 
     def _uneven(self, step: int, active: int) -> StackedBatch:
         per_epoch = self._per_epoch[:active]
@@ -121,7 +156,7 @@ class Batches:
         if is_last.any():
             count = np.where(is_last, self._last[:active], count)
             weights = np.where(is_last[:, np.newaxis], self._last_weights[:active], weights)
-        return StackedBatch(index, count, weights, begins)
+        return StackedBatch(index, count, weights, begins, step)
 
     def _begin(self, which: Ints, step: int) -> None:
         """Begin an epoch of some devices: draw the order of its examples."""

@@ -4,6 +4,7 @@ This is the only module of the replay that needs torch.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ from fairbed.testbed.replay.cohort.base import (
     own_states,
     steps_of,
 )
-from fairbed.testbed.replay.cohort.batches import Batches, by_positions, longest_first
+from fairbed.testbed.replay.cohort.batches import Batches, augmented, by_positions, longest_first
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import TaskSpec
@@ -130,7 +131,12 @@ class TorchTrainer:
         jobs, hyperparameters, chunk = part.jobs, part.hyperparameters, part.at
         rows = [self._shards.rows(job.device) for job in jobs]
         steps = steps_of([len(one) for one in rows], jobs, hyperparameters)
-        batches = Batches([job.seed for job in jobs], rows, hyperparameters, steps)
+        seeds, augmenter = [job.seed for job in jobs], None
+        if hyperparameters.augment:
+            from fairbed.wire.augment import Augmenter
+
+            augmenter = Augmenter(hyperparameters.augment, self.spec)
+        batches = Batches(seeds, rows, hyperparameters, steps)
         states, lengths = own_states(part, params.shape[1]), np.array(steps, dtype=np.int64)
         descent = _Descent(params, hyperparameters, anchor, states, lengths)
         progress = Progress(batches.steps, lambda i: self._shards.take(rows[i])[0])
@@ -138,12 +144,17 @@ class TorchTrainer:
             active = progress.active(step)
             batch = batches.next(active)
             x, y = self._shards.take(batch.index)
+            other, shares = None, None
+            if augmenter is not None:
+                shaped = x.reshape(*batch.index.shape, *self.spec.x_shape)
+                x, y, other, shares = augmented(augmenter, batch, shaped, y, seeds)
             batch = by_positions(batch, y)
-            gradient, loss = self._gradient(params[:active], x, y, batch.weights)
+            mini_batch = _MiniBatch(x, y, batch.weights, other, shares)
+            gradient, loss = self._gradient_of(params[:active], mini_batch)
             losses = loss.double().cpu().numpy()
             progress.record(step, batch, losses)
             if rule is not None:
-                gradient_at = partial(self._gradient_at, x, y, batch.weights)
+                gradient_at = partial(self._gradient_at, mini_batch)
                 rule.apply(params[:active], gradient, losses, hyperparameters, gradient_at)
             descent.step(gradient, active)
         models = params.cpu().numpy()
@@ -153,11 +164,22 @@ class TorchTrainer:
         kept, returned = rule.end(models, progress.steps, hyperparameters)
         return progress.results(chunk, models, kept, returned, states)
 
-    def _gradient_at(
-        self, x: Vector | Ints, y: Targets, w: Vector, params: Vector
-    ) -> tuple[Floats, Vector]:
+    def _gradient_of(
+        self, params: torch.Tensor, mini_batch: "_MiniBatch"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients, shape (A, n_params), and the losses, shape (A,)."""
+        at = mini_batch
+        gradient, loss = self._gradient(params, at.x, at.y, at.weights)
+        if at.other is None or at.shares is None:
+            return gradient, loss
+        share = self._tensor(at.shares.astype(np.float32))
+        gradient_2, loss_2 = self._gradient(params, at.x, at.other, at.weights)
+        mixed = share[:, None] * gradient + (1.0 - share[:, None]) * gradient_2
+        return mixed, share * loss + (1.0 - share) * loss_2
+
+    def _gradient_at(self, mini_batch: "_MiniBatch", params: Vector) -> tuple[Floats, Vector]:
         """Return losses and gradients of mini-batches at other parameters; see `Step`."""
-        gradient, loss = self._gradient(self._tensor(params), x, y, w)
+        gradient, loss = self._gradient_of(self._tensor(params), mini_batch)
         return loss.double().cpu().numpy(), gradient.cpu().numpy()
 
     def _gradient(
@@ -215,6 +237,21 @@ class TorchTrainer:
         params = self._tensor(vector[np.newaxis])
         gradient, loss = self._gradient(params, x[np.newaxis], y[np.newaxis], w)
         return float(loss[0]), gradient[0].cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class _MiniBatch:
+    """Mini-batches of A models."""
+
+    x: Vector | Ints
+    """Shape (A, B, ...)."""
+    y: Targets
+    weights: Vector
+    """Shape (A, B)."""
+    other: Targets | None
+    """Targets of the examples that were mixed in; None: none were."""
+    shares: Floats | None
+    """Weight of the loss with `y`, shape (A,); None: 1."""
 
 
 class _HostRule:

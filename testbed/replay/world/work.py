@@ -149,13 +149,15 @@ class Work:
             def draws(round_id: int, rows: Ints) -> tuple[Ints, Floats]:
                 drawn = work.steps(round_id, rows, examples[rows])
                 sizes = size if isinstance(size, int) else size[rows]
-                return drawn, _train_s(costs, counts[rows], drawn, training.batch_size, sizes)
+                train_s = _train_s(costs, counts[rows], drawn, training.batch_size, sizes)
+                return drawn, training.gradients_per_step * train_s
 
         return cls(
             examples=examples,
             shard_bytes=shard_bytes,
             steps=steps,
-            train_s=_train_s(costs, counts, steps, training.batch_size, size),
+            train_s=training.gradients_per_step
+            * _train_s(costs, counts, steps, training.batch_size, size),
             personal_s=_personal_s(config, costs, counts, size),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
@@ -196,6 +198,7 @@ def _personal_s(
     left = examples - drawn
     steps = _steps(h, left)
     section_s = _train_s(costs, share_of(counts, left), steps, h.batch_size, part_size)
+    section_s = training.gradients_per_step * section_s
     if is_fixed:
         return section_s
     sections, validations = (candidates, 1) if settings.choice == "local" else (1, steps)
