@@ -964,6 +964,13 @@ def _gradient_problem(training: TrainingConfig) -> str:
             f"training.rule must be \"sgd\" with aggregation.rule 'q-fedsgd', got "
             f"{training.rule!r}: the rule needs the gradient of F_k; remove one of the two"
         )
+    if training.optimiser != "sgd" or training.augment:
+        key = "augment" if training.augment else "optimiser"
+        return (
+            f"training.{key} must be left out with aggregation.rule 'q-fedsgd', got "
+            f"{len(training.augment) if training.augment else repr(training.optimiser)}: the rule "
+            "needs the gradient of F_k; remove the key"
+        )
     needed = {"max_steps": 1, "weight_decay": 0.0, "clip_norm": None}
     for key, value in needed.items():
         if (got := getattr(training, key)) != value:

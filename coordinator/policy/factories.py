@@ -157,7 +157,7 @@ def rule_rescales_step(aggregation: AggregationConfig) -> bool:
 def step_problem(aggregation: AggregationConfig, training: TrainingConfig) -> str:
     """Return why the pseudo-gradient fits neither the rule nor the training; empty if it fits."""
     is_as_published = aggregation.step == "as-published"
-    if aggregation.rule in ("q-fedavg", "q-fedsgd") and is_as_published and aggregation.q:
+    if aggregation.rule == "q-fedavg" and is_as_published and aggregation.q:
         has_own = training.changes_within_round or training.optimiser != "sgd"
         if has_own and (problem := _unlike_sgd(training)):
             return (

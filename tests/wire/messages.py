@@ -8,6 +8,7 @@ from msgspec import structs
 
 from fairbed.wire.messages import (
     AnyMessage,
+    Augment,
     Cancel,
     Capabilities,
     ChunkRequest,
@@ -568,6 +569,10 @@ MESSAGES: Mapping[str, AnyMessage] = {
                 keeps_state=True,
                 run="digits-12-a1b2",
                 merged=2,
+            ),
+            augment=(
+                Augment(kind="crop", options=(("padding", 2),)),
+                Augment(kind="own:blur", sha256=bytes(range(32))),
             ),
             schedule=Schedule(
                 kind="cosine", warm_up=2, every=3, factor=0.5, length=9, least_ratio=0.1

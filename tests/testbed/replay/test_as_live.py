@@ -113,6 +113,7 @@ OWN_WORK = {
         schedule_by="step",
         warm_up=3,
         micro_batch=3,
+        augment=({"kind": "noise", "std": 0.1}, {"kind": "mixup"}),
     ),
 }
 """Optimisers, and local work that each device draws for a round."""

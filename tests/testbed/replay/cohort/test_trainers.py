@@ -25,7 +25,7 @@ from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.functional import TorchTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import Augment, Hyperparameters
 from tests.testbed.replay.cohort.fleets import (
     DITTO,
     EVERYTHING,
@@ -147,6 +147,32 @@ def test_parts_that_follow_from_the_memory_of_a_device_are_those_of_the_device(
         if make is the_devices:
             np.testing.assert_array_equal(answer.vector, truth.vector)
         assert distance(answer.vector, truth.vector, start) < TOLERANCE
+
+
+@pytest.mark.parametrize("terms", [PLAIN, OPTIMISERS["adamw"]], ids=["plain", "adamw"])
+@pytest.mark.parametrize(("make", "name"), RULE_CASES)
+def test_augmented_mini_batches_are_those_of_the_device(
+    make: Make, name: str, terms: Hyperparameters
+) -> None:
+    recipe, artifact = RECIPES[name], shipped(RECIPES[name])
+    kinds = ["noise", "mixup"]
+    if recipe.model == "cnn":
+        kinds = ["flip", "crop", "colour", "erase", "mask", *kinds]
+    augment = tuple(Augment(kind=kind) for kind in kinds)
+    h = msgspec.structs.replace(terms, augment=augment)
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+    answers = kept(make(artifact, shards).train(start, jobs, h), len(jobs))
+    truths = on_devices(artifact, shards, start, jobs, h)
+    plain = on_devices(artifact, shards, start, jobs[:1], terms)[0]
+    assert distance(truths[0].vector, plain.vector, start) > 0.01, "they change the training"
+    tolerance = MAX_POOL_TOLERANCE if recipe.model == "cnn" else TOLERANCE
+    for answer, truth in zip(answers, truths, strict=True):
+        assert truth.loss_train is not None
+        assert answer.loss_train == pytest.approx(truth.loss_train, rel=tolerance)
+        assert distance(answer.vector, truth.vector, start) < tolerance
+        if make is the_devices:
+            np.testing.assert_array_equal(answer.vector, truth.vector)
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
