@@ -96,7 +96,7 @@ def test_sequences_are_cut_and_masked_without_losing_their_last_label() -> None:
     lengths = rng.integers(1, 13, B)
     x[np.arange(12) >= lengths[:, None]] = 0
     y = np.where(x > 0, x, -1)
-    of = {"x_dtype": "int64", "x_classes": 30}
+    of: dict[str, Any] = {"x_dtype": "int64", "x_classes": 30}
     found = augmented({"kind": "truncate", "least": 0.25}, x=x, y=y, **of)
     left = (found.x > 0).sum(axis=1)
     assert (left >= np.ceil(0.25 * lengths)).all()
