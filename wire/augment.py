@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Augment, OptionValue
-from fairbed.wire.plugins import PluginError, described, factory_of, is_path, users_code
+from fairbed.wire.plugins import (
+    PluginError,
+    described,
+    factory_of,
+    import_from_here,
+    is_path,
+    users_code,
+)
 from fairbed.wire.preparation import PADDING
 
 NOUN = "augmentation"
@@ -522,6 +529,7 @@ def source_sha256(name: str) -> bytes:
         return PluginError(f"{NOUN} {name}: its module must be found, got {problem}; install it")
 
     with users_code(broken):
+        import_from_here()
         found = importlib.util.find_spec(module)
         if found is None or found.origin is None:
             raise broken("none")
