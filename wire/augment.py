@@ -13,7 +13,7 @@ import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from importlib.machinery import SourceFileLoader
 from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -531,9 +531,10 @@ def source_sha256(name: str) -> bytes:
     with users_code(broken):
         import_from_here()
         found = importlib.util.find_spec(module)
-        if found is None or found.origin is None:
-            raise broken("none")
-        return hashlib.sha256(Path(found.origin).read_bytes()).digest()
+        loader = None if found is None else found.loader
+        if not isinstance(loader, SourceFileLoader):
+            raise broken("no file of Python")
+        return hashlib.sha256(loader.get_data(loader.path)).digest()
 
 
 def permission_problem(wanted: Sequence[Augment], allowed: Collection[str]) -> str:
