@@ -148,10 +148,13 @@ def train(
         w_t = anchor.copy()
         w_t[local] = vector[local]
     vectors = {} if vectors is None else vectors
-    length = np.array([local_steps(len(y), hyperparameters)])
-    state = _own_state(hyperparameters, state, n_params)
+    lengths = None
+    if hyperparameters.schedule is not None:
+        lengths = np.array([local_steps(len(y), hyperparameters)])
+    if hyperparameters.optimiser is not None:
+        state = _own_state(hyperparameters, state, n_params)
     descent = Descent(
-        work[:n_params], hyperparameters, w_t[:n_params], rule, vectors, state, length
+        work[:n_params], hyperparameters, w_t[:n_params], rule, vectors, state, lengths
     )
     limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
     rate = hyperparameters.learning_rate
@@ -185,8 +188,9 @@ def train(
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient, is_scaled=is_scaled)
         padded = None if buckets is None else int(buckets[batch].max())
-        for _ in range(at.passes):
-            for part in parts(len(batch), micro_batch):
+        for part in parts(len(batch), micro_batch):
+            meter.step(part.stop - part.start, padded)
+            if at.other is not None:  # a second gradient
                 meter.step(part.stop - part.start, padded)
         positions = len(batch) * of_example if counts is None else int(counts[batch].sum())
         if augmented is not None and counts is not None:
@@ -235,11 +239,6 @@ class _MiniBatch:
     other: Targets | None = None
     share: float = 1.0
     """Weight of the loss with `y`; that with `other` has the rest."""
-
-    @property
-    def passes(self) -> int:
-        """Gradients of a step."""
-        return 1 if self.other is None else 2
 
     def gradient(
         self, engine: Engine, work: NDArray[np.float32], micro_batch: int | None, factor: float
@@ -368,19 +367,10 @@ class Descent:
         self._adam: Adam | None = None
         self._count: NDArray[np.int64] | None = None
         """Steps of the state before the round, shape (..., 1)."""
-        n, has_adam = params.shape[-1], hyperparameters.is_adam
-        moments = [
-            np.zeros_like(params) if state is None else state[..., i * n : (i + 1) * n]
-            for i in range(hyperparameters.n_moments)
-        ]
-        if has_adam or state is not None:
-            from fairbed.device_agent import optimiser
-
-            self._count = np.zeros(1, np.int64) if state is None else optimiser.count_of(state)
-            if has_adam:
-                self._adam = optimiser.Adam(hyperparameters, *moments)
-        if moments and not has_adam:
-            self._velocity = moments[0]
+        if hyperparameters.optimiser is None:
+            self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
+        else:
+            self._begin(hyperparameters, state)
         self._rule = rule
         self._vectors = {} if vectors is None else vectors
         self._rules = list["GradientRule"]([] if rule is None else [rule])
@@ -397,6 +387,22 @@ class Descent:
 
             self._rules.append(Proximal(hyperparameters.proximal))
 
+    def _begin(self, h: Hyperparameters, state: NDArray[Any] | None) -> None:
+        """Begin an optimiser other than SGD with momentum from zero."""
+        from fairbed.device_agent import optimiser
+
+        params = self._params
+        n, is_adam = params.shape[-1], h.is_adam
+        moments = [
+            np.zeros_like(params) if state is None else state[..., i * n : (i + 1) * n]
+            for i in range(h.n_moments)
+        ]
+        self._count = np.zeros(1, np.int64) if state is None else optimiser.count_of(state)
+        if is_adam:
+            self._adam = optimiser.Adam(h, *moments)
+        elif moments:
+            self._velocity = moments[0]
+
     @property
     def has_rules(self) -> bool:
         """`apply_rules` comes before each step."""
@@ -407,7 +413,7 @@ class Descent:
         """A step scales the gradient by the learning rate only; it may have a proximal term."""
         h = self._h
         has_terms = h.momentum or h.weight_decay or h.clip_norm is not None
-        is_other = h.is_adam or h.schedule is not None
+        is_other = self._adam is not None or h.schedule is not None
         return not (self.has_rules or has_terms or is_other)
 
     def apply_rules(

@@ -403,7 +403,8 @@ class TrainingWork:
             pending = []
         with self._section("load", job.should_stop) as meter:
             loaded = self._load(task, meter)
-            self._check_augment(train)
+            if train.hyperparameters.augment:
+                self._check_augment(train)
             rule = None if train.local is None else self._rule_for(train, train.local)
             vector = self._with_local_values(task, train.local_values, w_t, meter)
         watch.lap("load")
@@ -424,7 +425,9 @@ class TrainingWork:
             sent_vectors: dict[str, NDArray[np.float32]] = {}
             if rule is not None and train.local is not None:
                 sent_vectors, before = self._vectors_of(task, rule, train.local, received, meter)
-            state = self._optimiser_state(task, train, meter)
+            state = None
+            if train.hyperparameters.optimiser is not None:
+                state = self._optimiser_state(task, train, meter)
             result = trainer.train(
                 loaded.engine,
                 vector,
@@ -488,8 +491,6 @@ class TrainingWork:
         Raises:
             RoundFailed: They are not allowed, or are of another version.
         """
-        if not train.hyperparameters.augment:
-            return
         from fairbed.wire.augment import permission_problem
 
         if problem := permission_problem(train.hyperparameters.augment, self._allowed_rules):

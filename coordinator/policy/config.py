@@ -332,6 +332,13 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
 
     def hyperparameters(self, round_id: int) -> Hyperparameters:
         """Return the hyperparameters of a round, counted from 1."""
+        is_other = (
+            self.optimiser != "sgd"
+            or self.nesterov
+            or self.optimiser_state != "reset"
+            or self.schedule_by != "round"
+            or self.augment
+        )
         return Hyperparameters(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -342,10 +349,16 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             clip_norm=self.clip_norm,
             max_steps=self.max_steps,
             micro_batch=None if self.micro_batch == "auto" else self.micro_batch,
-            optimiser=self._optimiser,
-            schedule=self._schedule if self.changes_within_round else None,
-            augment=self.augmentations,
+            **(self._beyond_sgd() if is_other else {}),
         )
+
+    def _beyond_sgd(self) -> dict[str, Any]:
+        """Return the hyperparameters beyond plain SGD."""
+        return {
+            "optimiser": self._optimiser,
+            "schedule": self._schedule if self.changes_within_round else None,
+            "augment": self.augmentations,
+        }
 
     @property
     def has_parts(self) -> bool:

@@ -135,11 +135,15 @@ class Assignments:
 
     def _train(self, table: Round, name: str, hyperparameters: Hyperparameters, seed: int) -> Train:
         settings, device = self._config.round, self._registry[name]
+        fitted = self._registry.fitted(device, hyperparameters)
+        if fitted.optimiser is not None and fitted.keeps_state:
+            own = structs.replace(fitted.optimiser, run=self._run, merged=device.aggregated_round)
+            fitted = structs.replace(fitted, optimiser=own)
         return Train(
             round=table.id,
             attempt=table.attempt,
             model=self._versions.manifest,
-            hyperparameters=self._with_state(device, hyperparameters),
+            hyperparameters=fitted,
             seed=seed,
             needs_loss=self._decisions.aggregator.needs_loss
             or bool(self._config.training.loss_metric),
@@ -151,14 +155,6 @@ class Assignments:
             privacy=self._config.privacy.request(),
             local_values=self._config.local_values(self._run, device.aggregated_round),
         )
-
-    def _with_state(self, device: Device, hyperparameters: Hyperparameters) -> Hyperparameters:
-        """Return the hyperparameters of a device: what fits into its memory, and its kept state."""
-        fitted = self._registry.fitted(device, hyperparameters)
-        if fitted.optimiser is None or not fitted.keeps_state:
-            return fitted
-        own = structs.replace(fitted.optimiser, run=self._run, merged=device.aggregated_round)
-        return structs.replace(fitted, optimiser=own)
 
     def _personal(self, round_id: int, device: Device) -> Personal | None:
         """Return how the personal model of a device is trained in a round; None if it is not.

@@ -511,7 +511,7 @@ class Registry:
         """Return whether a device can do all that this run asks of each device."""
         return (
             device.has_rule(self.local_rule)
-            and not self.lacking_skills(device)
+            and not (self.needed_skills and self.lacking_skills(device))
             and device.accepts_noise(self.noise_multiplier)
             and device.runs_model(self.engine, self.module)
             and not self.memory_problem(device)

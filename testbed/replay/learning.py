@@ -43,7 +43,6 @@ from fairbed.testbed.replay.device_vectors import (
 from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, VersionBatch
 from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
-from fairbed.testbed.run.augment import check_augment
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.memory import check_parts
 from fairbed.wire.artifact import Artifact, initial_vector
@@ -669,7 +668,10 @@ def make_learning(
     artifact = setup.artifact or task_of(experiment, dataset)
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
-    check_augment(experiment, artifact)
+    if experiment.training.augment:
+        from fairbed.testbed.run.augment import check_augment
+
+        check_augment(experiment, artifact)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads, helpers)
         undo.callback(trainer.close)

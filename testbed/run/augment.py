@@ -2,6 +2,7 @@
 
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.wire.artifact import Artifact
+from fairbed.wire.augment import Augmenter
 from fairbed.wire.selfcheck import selfcheck_inputs
 
 EXAMPLES = 4
@@ -14,9 +15,5 @@ def check_augment(experiment: Experiment, artifact: Artifact) -> None:
     Raises:
         PluginError: It does not, or a function of the user breaks its contract.
     """
-    if not experiment.training.augment:
-        return
-    from fairbed.wire.augment import Augmenter
-
     _, x, y = selfcheck_inputs(artifact.spec, artifact.spec.selfcheck.seed, EXAMPLES)
     Augmenter(experiment.training.augmentations, artifact.spec).batch(x, y, 0, 0)

@@ -65,7 +65,6 @@ from fairbed.testbed.host.speed import work_costs
 from fairbed.testbed.inputs import InputReader, Inputs
 from fairbed.testbed.provenance import difference, provenance
 from fairbed.testbed.run.agent_restarts import AgentRestarts
-from fairbed.testbed.run.augment import check_augment
 from fairbed.testbed.run.device_control import SteeredFleet
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.testbed.run.fleet_hosts import FleetHosts, RemoteFleet
@@ -797,7 +796,10 @@ def _native_task(experiment: Experiment, data: FleetData) -> Artifact:
     artifact = task_of(experiment, data.dataset)
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
-    check_augment(experiment, artifact)
+    if experiment.training.augment:
+        from fairbed.testbed.run.augment import check_augment
+
+        check_augment(experiment, artifact)
     return _described(artifact, data)
 
 

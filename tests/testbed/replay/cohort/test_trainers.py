@@ -104,7 +104,11 @@ def test_an_update_equals_that_of_the_device(
         assert distance(answer.vector, truth.vector, start) < tolerance
 
 
-@pytest.mark.parametrize("hyperparameters", [DITTO, EVERYTHING], ids=["ditto", "everything"])
+@pytest.mark.parametrize(
+    "hyperparameters",
+    [DITTO, EVERYTHING, OPTIMISERS["adam"]],
+    ids=["ditto", "everything", "adam"],
+)
 @pytest.mark.parametrize(("make", "name"), CASES)
 def test_a_personal_model_equals_that_of_the_device(
     make: Make, name: str, hyperparameters: Hyperparameters
