@@ -44,7 +44,9 @@ from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import decode_from_coordinator, decode_from_device, encode
 from fairbed.wire.errors import DecodeError, Disconnected, Refused
 from fairbed.wire.messages import (
+    AUGMENT_SKILL,
     CODECS,
+    OPTIMISER_SKILL,
     Cancel,
     Capabilities,
     CoordinatorStatus,
@@ -80,7 +82,7 @@ _log = logging.getLogger(__name__)
 
 TransportFactory: TypeAlias = Callable[[Will], Transport]
 
-SKILLS = ("base", "loss", "personal", "privacy", "test")
+SKILLS = (AUGMENT_SKILL, "base", "loss", OPTIMISER_SKILL, "personal", "privacy", "test")
 """Requests served beside the training of a global model."""
 
 SCALE_SKILL = "scale"

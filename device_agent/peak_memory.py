@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 import fairbed.device_agent.cli  # noqa: F401  # the modules of an agent
 from fairbed.device_agent import trainer
@@ -98,13 +99,30 @@ def work(request: Request, n: int) -> Peaks:
         micro_batch=n if has_parts else None,
     )
     start = vector_from_bytes(received, spec.layout.n_values)
+    stored, state = _stored_state(hyperparameters, spec.layout.n_params)
     shorter = engine.engines.values() if isinstance(engine, BucketEngine) else ()
     for each in [*shorter][:-1]:  # each length keeps the memory of its own steps
         cut = x[:, : each.spec.x_shape[0]], y[:, : each.spec.y_shape[0]] if each.spec.y_shape else y
         trainer.train(each, start, *cut, hyperparameters, 0, _NoMeter(), lambda: False)
-    trained = trainer.train(engine, start, x, y, hyperparameters, 0, _NoMeter(), lambda: False)
+    trained = trainer.train(
+        engine, start, x, y, hyperparameters, 0, _NoMeter(), lambda: False, state=state
+    )
+    if trained.state is not None and stored is not None:
+        np.concatenate([stored[0], trained.state])  # as it is written, after the round
     vector_to_bytes(trained.vector)
     return Peaks(check=check, train=peak_resident_bytes())
+
+
+def _stored_state(
+    h: Hyperparameters, n_params: int
+) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    """Return what a device reads that keeps the state of its optimiser: all, and what is valid."""
+    if not h.keeps_state:
+        return None, None
+    from fairbed.device_agent.optimiser import state_size
+
+    stored = np.ones((2, state_size(h, n_params)), np.float32)
+    return stored, stored[1]
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from fairbed.device_agent.host import Meter
 from fairbed.wire.artifact import TaskSpec, initial_vector
 from fairbed.wire.codec import unpack
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import LocalValues, RoundId, Sha256
+from fairbed.wire.messages import LocalValues, RoundId, Sha256, Train
 from fairbed.wire.tensors import BYTES_PER_VALUE, vector_from_bytes, vector_to_bytes, with_values
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,9 @@ all after, each of shape (n_params,)."""
 LOCAL = "local values"
 """The values of the model that this device keeps (`wire.tensors.Layout.local`), before the round
 and after it, each of shape (n,)."""
+OPTIMISER = "optimiser state"
+"""The state of the optimiser (`device_agent.optimiser`), before the round and after it, each of
+shape (n_state,)."""
 SHA256_BYTES = 32
 LENGTH = "<I"
 """Length of the header, in the file."""
@@ -103,8 +106,16 @@ class ByteStore:
         found = self._unsaved or self._read()
         if found is None:
             return None
-        is_same = size is None or len(found.content) == size
-        if (found.task, found.run) != (task, run) or not is_same:
+        if (found.task, found.run) == (task, run) and size not in (None, len(found.content)):
+            _log.warning(
+                "%s: must have %d bytes for this model and its settings, got %d of another vector; "
+                "it begins again",
+                self._noun,
+                size,
+                len(found.content),
+            )
+            return None
+        if (found.task, found.run) != (task, run):
             _log.info("%s: belongs to run %s; this run begins a new one", self._noun, found.run)
             return None
         return found
@@ -264,3 +275,46 @@ class LocalValueStore:
         """Save the values that this device keeps, from before the round and after it."""
         both = np.concatenate([before, after])
         self._store.save(StoredVector(task, values.run, round_id, both))
+
+
+class OptimiserStore:
+    """The state of the optimiser that this device keeps from round to round.
+
+    Args:
+        state: Folder of the file.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._store = VectorStore(state, OPTIMISER)
+
+    def load(
+        self, task: bytes, train: Train, size: int, meter: Meter
+    ) -> NDArray[np.float32] | None:
+        """Return the state at which a round begins, shape (size,); None: at zero.
+
+        That after the last round counts only if its update was merged, else the one before it.
+        """
+        kept = train.hyperparameters.optimiser
+        if kept is None or kept.merged is None:
+            return None
+        stored = self._store.load(task, kept.run, 2 * size)
+        if stored is None:
+            _log.warning("optimiser state: lost; it begins at zero")
+            return None
+        meter.read(stored.vector.nbytes)
+        before, after = stored.vector.reshape(2, size)
+        valid: NDArray[np.float32] = after if stored.round == kept.merged else before
+        return valid
+
+    def keep(
+        self,
+        task: bytes,
+        train: Train,
+        before: NDArray[np.float32] | None,
+        after: NDArray[np.float32],
+    ) -> None:
+        """Save the state from before the round, None for zero, and from after it."""
+        kept = train.hyperparameters.optimiser
+        assert kept is not None, "the optimiser keeps a state"
+        both = np.concatenate([np.zeros_like(after) if before is None else before, after])
+        self._store.save(StoredVector(task, kept.run, train.round, both))

@@ -22,13 +22,14 @@ from fairbed.wire.evaluation import (
     positions_of,
     unlabelled,
 )
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import Hyperparameters, Schedule
 from fairbed.wire.preparation import PADDING
 from fairbed.wire.scale import scale_of, unscaled
 from fairbed.wire.tensors import batch_text
 
 if TYPE_CHECKING:
     from fairbed.device_agent.local_training import GradientRule
+    from fairbed.device_agent.optimiser import Adam
     from fairbed.wire.local_training import Trained
 
 
@@ -76,6 +77,8 @@ class TrainResult:
     """Vectors of the local rule that stay on the device, each of shape (n_params,)."""
     returned: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Vectors of the local rule that go with the update, each of shape (n_params,)."""
+    state: NDArray[np.float32] | None = None
+    """State of the optimiser, shape (n_state,); None if it is not kept."""
 
 
 def train(
@@ -90,14 +93,18 @@ def train(
     anchor: NDArray[np.float32] | None = None,
     rule: "GradientRule | None" = None,
     vectors: Mapping[str, NDArray[np.float32]] | None = None,
+    state: NDArray[np.float32] | None = None,
 ) -> TrainResult:
-    """Train by mini-batch SGD, starting from the global model or, for Ditto, from a personal one.
+    """Train by an optimiser, starting from the global model or, for Ditto, from a personal one.
 
         g = grad F(w), changed by the local rule   SGD without one
         g = g + mu (w - w_t)                       FedProx, mu = `proximal`; Ditto, mu = lambda
         g = g min(1, c / |g|)                      c = `clip_norm`
-        v = momentum v + g + weight_decay w        v = 0 at the start of each round
-        w = w - learning_rate v
+        g = g + weight_decay w
+        v = momentum v + g                         v = 0 at the start, if no state is kept
+        w = w - learning_rate v                    Nesterov: g + momentum v in the place of v
+
+    Adam and AdamW replace the last three lines (`device_agent.optimiser`).
 
     Every epoch visits all examples in a new random order; one mini-batch may be smaller. Sequences
     of tokens with several padded lengths come in mini-batches of about equal ones (`wire.buckets`).
@@ -106,7 +113,7 @@ def train(
     All terms act on parameters; the engine updates the buffers. The anchor of a value that the
     device keeps for itself (`Layout.local`) is its value before the first step. With `micro_batch`
     the engine computes a mini-batch in parts, which bounds its memory; all else sees whole
-    mini-batches.
+    mini-batches. Augmentations change each of them by its seed (`wire.augment`).
 
     Args:
         engine: Computes the gradients.
@@ -120,6 +127,8 @@ def train(
         anchor: The global model w_t, shape (n_values,); not set: it is `vector`.
         rule: Changes each gradient; not set: none does.
         vectors: Those sent to the rule and kept by it, each of shape (n_params,).
+        state: State of the optimiser at which it goes on, shape (n_state,), not changed; not set:
+            it begins at zero.
 
     Raises:
         ValueError: There are no examples, or a target does not fit the task.
@@ -142,12 +151,24 @@ def train(
         w_t = anchor.copy()
         w_t[local] = vector[local]
     vectors = {} if vectors is None else vectors
-    descent = Descent(work[:n_params], hyperparameters, w_t[:n_params], rule, vectors)
+    lengths = None
+    if hyperparameters.schedule is not None:
+        lengths = np.array([local_steps(len(y), hyperparameters)])
+    if hyperparameters.optimiser is not None:
+        state = _own_state(hyperparameters, state, n_params)
+    descent = Descent(
+        work[:n_params], hyperparameters, w_t[:n_params], rule, vectors, state, lengths
+    )
     limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
     rate = hyperparameters.learning_rate
     is_scaled = descent.is_plain and LEAST_FACTOR <= rate <= LARGEST_FACTOR
     factor = rate if is_scaled else 1.0
     steps, loss_sum, seen = 0, 0.0, 0.0
+    augmented = None
+    if hyperparameters.augment:
+        from fairbed.wire.augment import Augmenter
+
+        augmented = Augmenter(hyperparameters.augment, engine.spec)
     buckets = buckets_of(engine.spec, x, y)
     for is_first, batch in mini_batches(len(y), hyperparameters, seed, buckets):
         if (limit is not None and steps >= limit) or should_stop():
@@ -155,40 +176,99 @@ def train(
         if is_first:
             loss_sum, seen = 0.0, 0.0
         engine.reseed(seed, steps)
-        loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch, factor)
+        if augmented is None:
+            at = _MiniBatch(x[batch], y[batch])
+            loss, gradient = engine.gradient(work, at.x, at.y, micro_batch, factor)
+        else:
+            found = augmented.batch(x[batch], y[batch], seed, steps)
+            at = _MiniBatch(found.x, found.y, found.other, found.share)
+            loss, gradient = at.gradient(engine, work, micro_batch, factor)
         steps += 1
         if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
         if loss < 0.0 and engine.spec.has_own_loss:
             raise TrainingDiverged(_negative("training", loss))
         if descent.has_rules:
-            mini_batch = x[batch], y[batch], micro_batch
-            gradient_at = partial(_gradient_at, engine, work, mini_batch, gradient)
+            gradient_at = partial(_gradient_at, engine, work, at, micro_batch, gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient, is_scaled=is_scaled)
-        length = None if buckets is None else int(buckets[batch].max())
+        padded = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
-            meter.step(part.stop - part.start, length)
+            meter.step(part.stop - part.start, padded)
+            if at.other is not None:  # a second gradient
+                meter.step(part.stop - part.start, padded)
         positions = len(batch) * of_example if counts is None else counts[batch].sum().item()
+        if augmented is not None and counts is not None:
+            weighs = engine.spec.weighs is True
+            positions = (engine.counts(at.y) if weighs else positions_of(at.y)).sum().item()
         loss_sum += loss * positions
         seen += positions
     if not np.isfinite(work).all():
         raise divergence_error("every parameter", work[~np.isfinite(work)][0], steps, x)
     loss_train = loss_sum / seen if seen else None
+    if state is not None:
+        descent.count_steps(np.array([steps]))
     if rule is None:
-        return TrainResult(work, steps, loss_train)
+        return TrainResult(work, steps, loss_train, state=state)
     from fairbed.device_agent.local_training import GuardedRule
 
     if not isinstance(rule, GuardedRule):
-        return TrainResult(work, steps, loss_train)
+        return TrainResult(work, steps, loss_train, state=state)
     kept, returned = rule.end(descent.trained(np.array(steps)))
-    return TrainResult(work, steps, loss_train, kept, returned)
+    return TrainResult(work, steps, loss_train, kept, returned, state)
+
+
+def local_steps(n: int, hyperparameters: Hyperparameters) -> int:
+    """Return the number of mini-batches of a round on `n` examples."""
+    steps = hyperparameters.epochs * -(-n // hyperparameters.batch_size)
+    limit = hyperparameters.max_steps
+    return steps if limit is None else min(steps, limit)
+
+
+def _own_state(
+    h: Hyperparameters, state: NDArray[np.float32] | None, n_params: int
+) -> NDArray[np.float32] | None:
+    """Return the state that the optimiser changes, shape (n_state,); None if it keeps none."""
+    if not h.keeps_state:
+        return None
+    from fairbed.device_agent.optimiser import state_size
+
+    return np.zeros(state_size(h, n_params), np.float32) if state is None else state.copy()
+
+
+@dataclass(frozen=True, slots=True)
+class _MiniBatch:
+    """Examples of a step, with the targets of those that were mixed in, if any were."""
+
+    x: Examples
+    y: Targets
+    other: Targets | None = None
+    share: float = 1.0
+    """Weight of the loss with `y`; that with `other` has the rest."""
+
+    def gradient(
+        self, engine: Engine, work: NDArray[np.float32], micro_batch: int | None, factor: float
+    ) -> tuple[float, NDArray[np.float32]]:
+        """Return loss and gradient, as `Engine.gradient`; the buffers are updated once."""
+        share, other = self.share, self.other
+        if other is None:
+            return engine.gradient(work, self.x, self.y, micro_batch, factor)
+        n_params = engine.spec.layout.n_params
+        loss, gradient = engine.gradient(work, self.x, self.y, micro_batch, factor)
+        first, buffers = np.float32(share) * gradient, work[n_params:].copy()
+        rest = 1.0 - share
+        loss_2, gradient = engine.gradient(work, self.x, other, micro_batch, factor)
+        gradient *= np.float32(rest)
+        gradient += first
+        work[n_params:] = buffers
+        return share * loss + rest * loss_2, gradient
 
 
 def _gradient_at(
     engine: Engine,
     work: NDArray[np.float32],
-    mini_batch: tuple[Examples, Targets, int | None],
+    mini_batch: _MiniBatch,
+    micro_batch: int | None,
     here: NDArray[np.float32],
     params: NDArray[np.float32],
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
@@ -198,7 +278,7 @@ def _gradient_at(
     """
     other, before = work.copy(), here.copy()
     other[: len(params)] = params
-    loss, gradient = engine.gradient(other, *mini_batch)
+    loss, gradient = mini_batch.gradient(engine, other, micro_batch, 1.0)
     there = gradient.copy()
     np.copyto(here, before)
     return np.array(loss), there
@@ -277,45 +357,78 @@ def _evaluation_batches(
 
 
 class Descent:
-    """Stochastic gradient descent on parameters, shape (..., n_params), in place.
+    """Descent by an optimiser on parameters, shape (..., n_params), in place.
 
-    Leading axes, if any, are independent models that train in parallel.
+    Leading axes, if any, are independent models that train in parallel. The arithmetic has the
+    dtype of the parameters, which is float32 on a device.
 
     Args:
         params: The models; changed by each step.
-        hyperparameters: Step size and terms of a step.
+        hyperparameters: Step size, optimiser and terms of a step.
         anchor: Parameters of the global model w_t, shape (n_params,); not changed.
         rule: Changes each gradient before the terms; not set: none does.
         vectors: Those sent to the rule, shape (n_params,), and kept by it, shape (..., n_params).
+        state: State of the optimiser, shape (..., n_state), changed by each step; not set: it
+            begins at zero, and is dropped.
+        lengths: Steps of each model in this round, shape (A,), for a schedule within the round; A
+            is 1 without leading axes.
     """
 
     def __init__(
         self,
-        params: NDArray[np.float32],
+        params: NDArray[Any],
         hyperparameters: Hyperparameters,
-        anchor: NDArray[np.float32],
+        anchor: NDArray[Any],
         rule: "GradientRule | None" = None,
         vectors: Mapping[str, NDArray[np.float32]] | None = None,
+        state: NDArray[Any] | None = None,
+        lengths: NDArray[np.int64] | None = None,
     ) -> None:
         self._params = params
         self._h = hyperparameters
         self._anchor = anchor
-        self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
+        self._dtype = params.dtype.type
+        self._state, self._lengths, self._steps = state, lengths, 0
+        """The steps so far are those of the model with most."""
+        self._velocity: NDArray[Any] | None = None
+        self._adam: Adam | None = None
+        self._count: NDArray[np.int64] | None = None
+        """Steps of the state before the round, shape (..., 1)."""
+        if hyperparameters.optimiser is None:
+            self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
+        else:
+            self._begin(hyperparameters, state)
         self._rule = rule
         self._vectors = {} if vectors is None else vectors
         self._rules = list["GradientRule"]([] if rule is None else [rule])
-        self._pull: NDArray[np.float32] | None = None
+        self._pull: NDArray[Any] | None = None
         if self.is_plain and hyperparameters.proximal:
             # w - eta (g + mu (w - w_t)) = (1 - eta mu) w + eta mu w_t - eta g reads memory half as
             # often as `Proximal`. Up to eta mu = 1/2 the factors add up to exactly 1.
             with np.errstate(over="ignore", invalid="ignore"):
                 share = hyperparameters.learning_rate * hyperparameters.proximal
-                self._rest = np.float32(1.0 - share)
-                self._pull = (np.float32(1.0) - self._rest) * anchor
+                self._rest = self._dtype(1.0 - share)
+                self._pull = (self._dtype(1.0) - self._rest) * anchor
         elif hyperparameters.proximal:
             from fairbed.device_agent.local_training import Proximal
 
             self._rules.append(Proximal(hyperparameters.proximal))
+
+    def _begin(self, h: Hyperparameters, state: NDArray[Any] | None) -> None:
+        """Begin an optimiser other than SGD with momentum from zero."""
+        from fairbed.device_agent import optimiser
+
+        params = self._params
+        n, is_adam = params.shape[-1], h.is_adam
+        moments = [
+            np.zeros_like(params) if state is None else state[..., i * n : (i + 1) * n]
+            for i in range(h.n_moments)
+        ]
+        self._count = np.zeros(1, np.int64) if state is None else optimiser.count_of(state)
+        if is_adam:
+            self._adam = optimiser.Adam(h, *moments)
+        elif moments:
+            self._velocity = moments[0]
 
     @property
     def has_rules(self) -> bool:
@@ -327,7 +440,8 @@ class Descent:
         """A step scales the gradient by the learning rate only; it may have a proximal term."""
         h = self._h
         has_terms = h.momentum or h.weight_decay or h.clip_norm is not None
-        return not (self.has_rules or has_terms)
+        is_other = self._adam is not None or h.schedule is not None
+        return not (self.has_rules or has_terms or is_other)
 
     def apply_rules(
         self,
@@ -383,24 +497,51 @@ class Descent:
             is_scaled: The gradient includes the learning rate; only if `is_plain`.
         """
         h, direction, params = self._h, gradient, self._params[part]
+        rate = h.learning_rate if h.schedule is None else self._rate(h.schedule, part)
+        self._steps += 1
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if h.clip_norm is not None:
                 norm = np.sqrt(np.vecdot(direction, direction)).astype(np.float64)
-                scale = np.fmin(h.clip_norm / norm, 1.0).astype(np.float32)
+                scale = np.fmin(h.clip_norm / norm, 1.0).astype(self._dtype)
                 direction *= scale[..., np.newaxis]
+            if self._adam is not None:
+                assert self._count is not None, "Adam counts its steps"
+                before = self._count if self._state is None else self._count[part]
+                self._adam.step(direction, params, rate, before + self._steps, part)
+                return
             if h.weight_decay:
-                direction += np.float32(h.weight_decay) * params
+                direction += self._dtype(h.weight_decay) * params
             if self._velocity is not None:
                 velocity = self._velocity[part]
-                velocity *= np.float32(h.momentum)
+                velocity *= self._dtype(h.momentum)
                 velocity += direction
-                np.copyto(direction, velocity)
+                if h.optimiser is not None and h.optimiser.nesterov:
+                    direction += self._dtype(h.momentum) * velocity
+                else:
+                    np.copyto(direction, velocity)
             if not is_scaled:
-                direction *= np.float32(h.learning_rate)
+                direction *= np.asarray(rate, self._dtype)
             if self._pull is not None:
                 direction -= self._pull
                 params *= self._rest
             params -= direction
+
+    def _rate(self, schedule: Schedule, part: slice | EllipsisType) -> NDArray[np.float64]:
+        """Return the learning rate of the next step, shape (..., 1)."""
+        from fairbed.wire.schedule import rate_factors
+
+        assert self._lengths is not None, "a schedule needs the steps of each model"
+        factors = rate_factors(schedule, self._steps, self._lengths[part])
+        rates: NDArray[np.float64] = self._h.learning_rate * factors
+        return rates if self._params.ndim == 1 else rates[:, np.newaxis]
+
+    def count_steps(self, steps: NDArray[np.int64]) -> None:
+        """Add the steps of each model, shape (A,), to those of its state, after the last one."""
+        from fairbed.device_agent.optimiser import write_count
+
+        assert self._state is not None, "a state counts steps"
+        assert self._count is not None, "a state counts steps"
+        write_count(self._state, self._count + steps.reshape(self._count.shape))
 
     def trained(self, steps: NDArray[np.int64]) -> "Trained":
         """Return the description of the round after its last step, for a rule.

@@ -63,7 +63,7 @@ from fairbed.wire.tensors import Layout, with_values
 if TYPE_CHECKING:
     from fairbed.device_agent.ditto import PersonalModel
     from fairbed.device_agent.local_training import GuardedRule, LocalRules
-    from fairbed.device_agent.stored_vector import LocalValueStore
+    from fairbed.device_agent.stored_vector import LocalValueStore, OptimiserStore
 
 _log = logging.getLogger(__name__)
 
@@ -152,6 +152,7 @@ class TrainingWork:
         self._personal: PersonalModel | None = None
         self._local_rules: LocalRules | None = None
         self._local_values: LocalValueStore | None = None
+        self._optimiser: OptimiserStore | None = None
         self._optimised = OptimisedGraphs(cache)
         self._open_engine = open_engine or partial(
             open_by_kind, models=allowed_models, optimised=self._optimised, cache=cache
@@ -350,6 +351,8 @@ class TrainingWork:
             pending = []
         with self._section("load", job.should_stop) as meter:
             loaded = self._load(task, meter)
+            if train.hyperparameters.augment:
+                self._check_augment(train)
             rule = None if train.local is None else self._rule_for(train, train.local)
             vector = self._with_local_values(task, train.local_values, w_t, meter)
         watch.lap("load")
@@ -370,6 +373,9 @@ class TrainingWork:
             sent_vectors: dict[str, NDArray[np.float32]] = {}
             if rule is not None and train.local is not None:
                 sent_vectors, before = self._vectors_of(task, rule, train.local, received, meter)
+            state = None
+            if train.hyperparameters.optimiser is not None:
+                state = self._optimiser_state(task, train, meter)
             result = trainer.train(
                 loaded.engine,
                 vector,
@@ -381,6 +387,7 @@ class TrainingWork:
                 job.should_stop,
                 rule=rule,
                 vectors={**sent_vectors, **before},
+                state=state,
             )
         cpu_s = time.thread_time() - cpu_s
         if job.should_stop():
@@ -388,6 +395,8 @@ class TrainingWork:
         if self._local_rules is not None and train.local is not None:
             kept = before, result.kept
             self._local_rules.keep(_hash_of(task), train.local, train.round, *kept)
+        if self._optimiser is not None and result.state is not None:
+            self._optimiser.keep(_hash_of(task), train, state, result.state)
         if self._local_values is not None and train.local_values is not None:
             local, values = layout.local, train.local_values
             after = vector[local], result.vector[local]
@@ -424,6 +433,17 @@ class TrainingWork:
             loss_train=_not_negative(result.loss_train) if train.privacy is None else None,
         )
 
+    def _check_augment(self, train: Train) -> None:
+        """Check that the owner of this device allows the functions that augment.
+
+        Raises:
+            RoundFailed: They are not allowed, or are of another version.
+        """
+        from fairbed.wire.augment import permission_problem
+
+        if problem := permission_problem(train.hyperparameters.augment, self._allowed_rules):
+            raise RoundFailed(problem)
+
     def _rule_for(self, train: Train, local: LocalTraining) -> "GuardedRule":
         """Return the local rule of a round.
 
@@ -451,6 +471,20 @@ class TrainingWork:
         layout = task.spec.layout
         kept = self._local_rules.kept(_hash_of(task), local, rule, layout.n_params, meter)
         return sent_vectors(received, layout, rule), kept
+
+    def _optimiser_state(
+        self, task: _PreparedTask, train: Train, meter: Meter
+    ) -> NDArray[np.float32] | None:
+        """Return the state at which the optimiser goes on, shape (n_state,); None: at zero."""
+        h = train.hyperparameters
+        if not h.keeps_state:
+            return None
+        from fairbed.device_agent.optimiser import state_size
+        from fairbed.device_agent.stored_vector import OptimiserStore
+
+        self._optimiser = self._optimiser or OptimiserStore(self._state)
+        size = state_size(h, task.spec.layout.n_params)
+        return self._optimiser.load(_hash_of(task), train, size, meter)
 
     def _with_local_values(
         self,

@@ -3,7 +3,7 @@
 | name | hash of |
 |---|---|
 | `fairbed` | its version; in a checkout of git also its source, without what only shows results |
-| `cats.py`, `package/module.py` | a source file of a selector, rule, model, data function, ... |
+| `cats.py`, `package/module.py` | a source file of a selector, rule, model, augmentation, ... |
 | `mine.toml`, `data:traces/x.csv` | a profile, link, population, cell, trace or log of the fleet |
 | `data NAME` | all examples and labels, before `max_examples`; not of generated data |
 | `weights FILE` | the values before round 1, `model.weights` |
@@ -104,6 +104,8 @@ def named_parts(experiment: Experiment) -> list[NamedPart]:
     }
     found = [NamedPart(kind.key, kind.group, name, kind.built_in) for kind, name in kinds.items()]
     found.append(NamedPart("model.name", MODEL_GROUP, experiment.model.name, MODELS))
+    for path in experiment.training.own_augmentations:
+        found.append(NamedPart("training.augment", "", path, ()))
     found.append(NamedPart("data.source", DATA_GROUP, experiment.data.name, NAMES))
     return [part for part in found if part.name not in part.built_in]
 

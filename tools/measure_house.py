@@ -61,6 +61,12 @@ FEATURES = {
         "device_agent/local_training.py",
         "wire/local_training.py",
     ),
+    "optimisers and drawn work": (
+        "coordinator/policy/local_work.py",
+        "device_agent/optimiser.py",
+        "wire/schedule.py",
+    ),
+    "augmentation": ("testbed/run/augment.py", "wire/augment.py"),
     "attackers and defences": (
         "coordinator/algorithms/aggregation/defence.py",
         "testbed/emulation/malicious.py",

@@ -49,12 +49,15 @@ Extra: TypeAlias = Literal[
     "pseudo_gradient",
     "defence",
     "server",
+    "optimiser",
+    "schedule",
 ]
 """A setting beyond plain SGD and FedAvg that a local rule may be defined for: several epochs;
 momentum; weight decay; a proximal term; clipped gradients; a learning rate that changes between
 rounds; rounds with a part of the fleet; weights by examples; weights that change between rounds, by
 another rule than fedavg or by n_over_pi; another pseudo-gradient than the average; a defence;
-another server step than w + d."""
+another server step than w + d; Adam, AdamW, Nesterov's momentum, or a kept state; a learning rate
+that changes within a round."""
 
 EXTRAS: tuple[Extra, ...] = get_args(Extra)
 

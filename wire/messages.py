@@ -274,6 +274,70 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
         return self.id.hex() if self.name is None else self.name
 
 
+OptimiserName: TypeAlias = Literal["sgd", "adam", "adamw"]
+
+OPTIMISER_SKILL = "optimisers"
+"""The device knows `Hyperparameters.optimiser` and `schedule`; one that does not would train plain
+SGD."""
+
+AUGMENT_SKILL = "augment"
+"""The device knows `Hyperparameters.augment`."""
+
+MAX_AUGMENTS = 16
+
+ScheduleKind: TypeAlias = Literal["step", "cosine"]
+
+Beta: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+
+class Schedule(Message, frozen=True, kw_only=True, tag="schedule"):
+    """A learning rate that changes with the local steps of a round (`wire.schedule`)."""
+
+    kind: ScheduleKind = "step"
+    warm_up: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    """Steps of the linear warm-up."""
+    every: Annotated[int, Meta(ge=1, le=1 << 40)] = 1
+    """step: steps after each of which `factor` applies."""
+    factor: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    length: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+    """cosine: steps until the least rate, with those of the warm-up; None: those of the device in
+    the round."""
+    least_ratio: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """cosine: the least rate, as a share of `Hyperparameters.learning_rate`."""
+
+
+class Optimiser(Message, frozen=True, kw_only=True, tag="optimiser"):
+    """An optimiser other than SGD with momentum from zero (`device_agent.optimiser`)."""
+
+    name: OptimiserName = "sgd"
+    nesterov: bool = False
+    """Nesterov's momentum, of sgd."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decays of the two moments of adam and adamw."""
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
+    """Term of the denominator of adam and adamw."""
+    keeps_state: bool = False
+    """The device keeps the moments and their step count from round to round."""
+    run: Text = ""
+    """Run of the kept state; a device begins anew in another run or task."""
+    merged: RoundId | None = None
+    """Last round in which an update of this device was merged: the state after that round is
+    valid. None: it begins at zero."""
+
+
+class Augment(Message, frozen=True, kw_only=True, tag="augment"):
+    """One augmentation of the mini-batches (`wire.augment`)."""
+
+    kind: Text
+    """A name, or the path of a function that the owner of the device allows."""
+    options: Annotated[
+        tuple[tuple[OptionName, OptionValue], ...], Meta(max_length=MAX_OPTIONS)
+    ] = ()
+    """Names and values of its options."""
+    sha256: Sha256 | None = None
+    """Hash of the file with the function; None for a name."""
+
+
 class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
     """Hyperparameters of local training in one round."""
 
@@ -291,6 +355,27 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """Stop after this many mini-batches; None means all epochs."""
     micro_batch: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     """Examples of a part in which a mini-batch is computed; None computes it at once."""
+    optimiser: Optimiser | None = None
+    """None: SGD, with momentum from zero. Sent only to devices with the skill `optimisers`."""
+    schedule: Schedule | None = None
+    """How the learning rate changes within the round; None: it does not. As `optimiser`."""
+    augment: Annotated[tuple[Augment, ...], Meta(max_length=MAX_AUGMENTS)] = ()
+    """Augmentations of each mini-batch, in order. Sent only to devices with the skill `augment`."""
+
+    @property
+    def is_adam(self) -> bool:
+        """The optimiser is adam or adamw."""
+        return self.optimiser is not None and self.optimiser.name != "sgd"
+
+    @property
+    def n_moments(self) -> int:
+        """Vectors of the optimiser's state, each as long as the parameters."""
+        return 2 if self.is_adam else int(self.momentum > 0.0)
+
+    @property
+    def keeps_state(self) -> bool:
+        """The device keeps the state of the optimiser from round to round."""
+        return self.optimiser is not None and self.optimiser.keeps_state and self.n_moments > 0
 
 
 Lambda: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -587,8 +672,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
     """Codecs beside float32 (`CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests served beside the training of a global model: `log`, `loss`, `personal`, `privacy`,
-    `scale`, `test`; unknown names are ignored."""
+    """Requests served beside the training of a global model: `augment`, `log`, `loss`,
+    `optimisers`, `personal`, `privacy`, `scale`, `test`; unknown names are ignored."""
     min_noise_multiplier: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Least `Privacy.noise_multiplier` that the owner accepts; 0 accepts training without noise."""
     local_rules: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()

@@ -90,6 +90,12 @@ def installed(group: str) -> dict[str, "EntryPoint | Registered"]:
     return {point.name: point for point in entry_points(group=group)} | dict(registered(group))
 
 
+def import_from_here() -> None:
+    """Let modules of the working directory be imported."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that it shadows no installed package
+
+
 def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
     """Return the class, or the function that makes one, that a name stands for.
 
@@ -120,8 +126,7 @@ def factory_of(noun: str, group: str, name: str, choices: str) -> Any:
                 )
             return found[name].load()
         module, _, path = name.partition(":")
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # last, so that it shadows no installed package
+        import_from_here()
         made = importlib.import_module(module)
         for part in path.split("."):
             made = getattr(made, part)

@@ -1,7 +1,7 @@
 """Membership of the fleet: hellos, contexts, goodbyes and link probes, around the registry."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.to_thread
@@ -467,6 +467,14 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
+        if lacking := self.registry.lacking_skills(device):
+            self._event_log.report(
+                "skill",
+                f"its agent does not know {' and '.join(lacking)} of [training], which the run "
+                f"uses, so it is never selected; {_skill_remedy(lacking)}",
+                level="warning",
+                device=device.name,
+            )
         if not device.accepts_noise(self.registry.noise_multiplier):
             self._event_log.report(
                 "skill",
@@ -508,6 +516,12 @@ def _remedy(rule: str) -> str:
     if is_path(rule):
         return f"start its agent with --local-training {rule}"
     return "install it on the device, or update its agent"
+
+
+def _skill_remedy(lacking: Sequence[str]) -> str:
+    """Return what makes skills known to an agent, or a function allowed."""
+    own = next((one for one in lacking if is_path(one)), None)
+    return "update its agent" if own is None else _remedy(own)
 
 
 def _noise_problem(capabilities: Capabilities, noise_multiplier: float | None) -> str:

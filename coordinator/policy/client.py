@@ -48,6 +48,11 @@ def client_problem(config: CoordinatorConfig) -> str:
     for key, got, plain in (
         ("training.rule", training.rule, "sgd"),
         ("training.micro_batch", training.micro_batch, None),
+        ("training.optimiser", training.optimiser, "sgd"),
+        ("training.optimiser_state", training.optimiser_state, "reset"),
+        ("training.nesterov", training.nesterov, False),
+        ("training.augment", training.augment or None, None),
+        ("training.schedule_by", training.schedule_by, "round"),
         ("training.micro_batch_statistics", training.micro_batch_statistics, False),
         ("personalisation.method", config.personalisation.method, "none"),
         ("model.batch_norm", config.model.batch_norm, "merged"),

@@ -2,6 +2,7 @@
 
 weights_problem     why a rule of weights cannot matter: the experiment is refused
 local_rule_problem  which setting a local rule is not defined for: likewise
+kept_problem        what devices keep or draw that late updates exclude: likewise
 local_step_problem  why local training diverges whatever the data: likewise
 without_effect      settings whose formulas run and change nothing: warnings at the start
 unread_keys         keys that differ from their defaults and are not read: a remark at the start
@@ -22,6 +23,7 @@ from fairbed.coordinator.policy.config import (
     PSEUDO_GRADIENTS,
     AggregationConfig,
     CoordinatorConfig,
+    RoundConfig,
     TrainingConfig,
 )
 from fairbed.coordinator.policy.factories import (
@@ -41,6 +43,9 @@ FAIRNESS_FREE = "fedavg"
 
 MANY = 1_000_000
 """Updates of a round of which a defence that keeps several keeps more than one."""
+
+PREDICTING = ("rbcs-f", "fedcs", "oort")
+"""Policies that decide by exchange times which they learn; an oracle knows those of the round."""
 
 EXACT = 1e-9
 """Tolerance of a bound on weights for rounding."""
@@ -113,7 +118,20 @@ def _needed(config: CoordinatorConfig, devices: int) -> "Iterator[tuple[Extra, s
         yield "clip_norm", "training.clip_norm", "unset", training.clip_norm
     if training.learning_rate_decay != 1.0:
         key = "training.learning_rate_decay"
-        yield "learning_rate_decay", key, "1", training.learning_rate_decay
+        if training.schedule_by == "round":
+            yield "learning_rate_decay", key, "1", training.learning_rate_decay
+    if training.schedule_by == "round" and training.schedule == "cosine":
+        yield "learning_rate_decay", "training.schedule", '"step"', training.schedule
+    if training.schedule_by == "round" and training.warm_up:
+        yield "learning_rate_decay", "training.warm_up", "0", training.warm_up
+    if training.optimiser != "sgd":
+        yield "optimiser", "training.optimiser", '"sgd"', training.optimiser
+    if training.nesterov:
+        yield "optimiser", "training.nesterov", "false", training.nesterov
+    if training.keeps_state:
+        yield "optimiser", "training.optimiser_state", '"reset"', training.optimiser_state
+    if training.changes_within_round:
+        yield "schedule", "training.schedule_by", '"round"', training.schedule_by
     if updates < devices:
         key = "selection.per_round" if config.round.buffer is None else "round.buffer"
         yield "partial_participation", key, f"all {devices} devices", updates
@@ -159,26 +177,57 @@ def local_rule_problem(half: "ServerHalf | None", config: CoordinatorConfig, dev
     return ""
 
 
+def kept_problem(
+    round_: RoundConfig, aggregation: AggregationConfig, training: TrainingConfig
+) -> str:
+    """Return why rounds that merge late updates exclude what devices keep or draw; else empty.
+
+    A device may begin its next exchange before the round that merges the last one has closed; and
+    a merge knows the round of the merge, not that of the dispatch.
+    """
+    if not round_.merges_late_updates:
+        return ""
+    if training.keeps_state:
+        key, got = "optimiser_state", '"kept"'
+    elif training.draws_work and aggregation.pseudo_gradient == "fednova":
+        key = "least_steps" if training.least_epochs is None else "least_epochs"
+        got = f"{getattr(training, key)} and pseudo_gradient 'fednova'"
+    else:
+        return ""
+    return (
+        f"training.{key} must be left out where late updates are merged, got {got}: it belongs to "
+        'one round; remove it, or use round.mode = "sync" and round.late = "drop"'
+    )
+
+
 def local_step_problem(training: TrainingConfig) -> str:
     """Return why local steps diverge whatever the data are; empty if that is not certain.
 
     On a convex loss a step eta of momentum rho is stable if its curvature is below
-    2 (1 + rho) / eta. `proximal` and `weight_decay` alone are curvatures.
+    2 (1 + rho) / eta, with Nesterov's momentum below 2 (1 + rho) / (1 + 2 rho) / eta. `proximal`
+    and `weight_decay` alone are curvatures. The steps of adam have a bound; the decay of adamw
+    is a factor 1 - eta lambda.
 
     Source:
-        Polyak, USSR Comput. Math. Math. Phys. 4(5), 1964: the heavy-ball method.
+        Polyak, USSR Comput. Math. Math. Phys. 4(5), 1964: the heavy-ball method; Nesterov's: the
+        roots of z^2 - (1 + rho) (1 - eta h) z + rho (1 - eta h) for a curvature h.
     """
-    if training.clip_norm is not None:  # a step has a bound
+    if training.optimiser == "adam" or training.changes_within_round:
+        return ""
+    if training.optimiser == "adamw" or training.clip_norm is not None:  # a step has a bound
         curvature, keys = training.weight_decay, "weight_decay"
     else:
         curvature = training.proximal + training.weight_decay
         used = [name for name in ("proximal", "weight_decay") if getattr(training, name)]
         keys = " + ".join(used)
-    step, limit = training.learning_rate * curvature, 2.0 * (1.0 + training.momentum)
+    step, limit, bound = training.learning_rate * curvature, 2.0 * (1.0 + training.momentum), ""
+    if training.nesterov:
+        limit, bound = limit / (1.0 + 2.0 * training.momentum), " / (1 + 2 momentum)"
     if step < limit:
         return ""
     return (
-        f"training.{keys} times training.learning_rate must be below 2 (1 + momentum) = {limit:g}, "
+        f"training.{keys} times training.learning_rate must be below 2 (1 + momentum){bound} = "
+        f"{limit:g}, "
         f"got {curvature:g} x {training.learning_rate:g} = {step:g}: local training would diverge "
         "on any data; lower one of them"
     )
@@ -232,6 +281,18 @@ def without_effect(config: CoordinatorConfig, gradient: Gradient | None) -> Iter
             "steps, and [privacy] has clipped it to one length before: devices with many steps "
             'count less than by FedNova; use "average"'
         )
+    if config.training.rule == "propfair" and config.training.optimiser != "sgd":
+        yield (
+            "training.rule 'propfair' has little effect with training.optimiser "
+            f"{config.training.optimiser!r}: it scales gradients, and the optimiser divides them "
+            'by their size; use optimiser = "sgd"'
+        )
+    if config.training.draws_work and config.selection.policy in PREDICTING:
+        yield (
+            f"selection.policy {config.selection.policy!r} predicts exchange times from earlier "
+            "ones and does not know how long a device draws to train in this round "
+            "(training.least_epochs, least_steps): its predictions are those of the mean"
+        )
     if config.training.rule == "propfair" and merge.rule == "propfair":
         yield (
             "training.rule and aggregation.rule are both 'propfair', so devices with large losses "
@@ -250,6 +311,11 @@ READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "aggregation.impute": ("aggregation.rule", ("aaggff-d",)),
     "aggregation.M": ("aggregation.rule", ("corefed", "propfair")),
     "training.M": ("training.rule", ("propfair",)),
+    "training.betas": ("training.optimiser", ("adam", "adamw")),
+    "training.epsilon": ("training.optimiser", ("adam", "adamw")),
+    "training.learning_rate_decay": ("training.schedule", ("step",)),
+    "training.schedule_length": ("training.schedule", ("cosine",)),
+    "training.least_learning_rate": ("training.schedule", ("cosine",)),
     "selection.beta": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
     "selection.V": ("selection.policy", ("rbcs-f", "rbcs-f-known")),
     "selection.alpha": ("selection.policy", ("rbcs-f", "rbcs-f-known")),

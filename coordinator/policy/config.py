@@ -14,19 +14,29 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.adaptation import Adaptation, Lora, Patterns
 from fairbed.wire.artifact import BatchNorm, ClassesAxis, TaskKind
 from fairbed.wire.messages import (
+    AUGMENT_SKILL,
+    MAX_AUGMENTS,
     MAX_OPTIONS,
+    OPTIMISER_SKILL,
+    Augment,
+    Beta,
     DownCodec,
     HeldOut,
     Hyperparameters,
     Lambda,
     LambdaChoice,
     LocalValues,
+    Optimiser,
+    OptimiserName,
     OptionName,
     OptionValue,
     Personal,
     Privacy,
+    Schedule,
+    ScheduleKind,
     UpCodec,
 )
+from fairbed.wire.plugins import is_path
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
@@ -132,30 +142,66 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Passes over the training examples of the device."""
+    least_epochs: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """Each device draws its passes of a round by seed, uniformly from this number to `epochs`; not
+    set: `epochs`."""
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 20
     """Examples of a mini-batch."""
     learning_rate: Annotated[float, Meta(ge=MIN_LEARNING_RATE, le=1e15)] = 0.1
-    """Step size of SGD in the first rounds."""
+    """Step size in the first rounds, after the warm-up."""
     learning_rate_decay: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Factor on the learning rate after every `decay_every` rounds."""
+    """Factor on the learning rate after every `decay_every` rounds (schedule step)."""
     decay_every: PositiveInt = 10
-    """Rounds."""
+    """Rounds, or local steps with `schedule_by`."""
+    schedule: ScheduleKind = "step"
+    """How the learning rate falls: by `learning_rate_decay` (step), or along half a cosine to
+    `least_learning_rate` (cosine)."""
+    schedule_by: Literal["round", "step"] = "round"
+    """The schedule and `warm_up` count rounds, or the local steps of each round from its first."""
+    schedule_length: PositiveInt | None = None
+    """cosine: rounds until the least rate, with those of `warm_up`, after which it stays; by step
+    not set: the steps of the device in the round."""
+    least_learning_rate: Annotated[float, Meta(ge=0.0, le=1e15)] = 0.0
+    """cosine: the least rate."""
+    warm_up: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    """Rounds, or local steps with `schedule_by`, in which the learning rate rises linearly."""
+    optimiser: OptimiserName = "sgd"
+    """sgd, adam, or adamw, whose weight decay is decoupled."""
+    optimiser_state: Literal["reset", "kept"] = "reset"
+    """Momentum and moments of the optimiser begin at zero in each round (reset), or each device
+    keeps its own from round to round; a round counts if its update was merged."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """adam, adamw: decays of the means of gradients and of their squares."""
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
+    """adam, adamw: term of the denominator."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
-    """Momentum of SGD; it starts at zero in every round."""
+    """sgd: momentum."""
+    nesterov: bool = False
+    """sgd: Nesterov's momentum."""
     weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
-    """L2 penalty on the parameters, as in torch.optim.SGD."""
+    """L2 penalty on the parameters, as in torch.optim.SGD and Adam; with adamw, the decay that
+    AdamW decouples from the gradient."""
     proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """FedProx mu."""
     clip_norm: Annotated[float, Meta(gt=0.0, le=1e15)] | None = None
     """Largest L2 norm of the gradient of a mini-batch; not set: no clipping."""
     max_steps: PositiveInt | None = None
     """Stop after this many mini-batches; not set: all epochs."""
+    least_steps: PositiveInt | None = None
+    """Each device draws its mini-batches of a round by seed, uniformly from this number to
+    `max_steps`; not set: `max_steps`."""
     micro_batch: Annotated[int, Meta(ge=1, le=1 << 20)] | Literal["auto"] | None = None
     """Examples of a part in which a device computes a mini-batch, which bounds its memory; auto:
     the most that fit into it; not set: whole mini-batches."""
     micro_batch_statistics: bool = False
     """Micro-batches may change the results of a model whose examples affect each other, as those of
     batch normalisation do; otherwise such a model is refused."""
+    augment: Annotated[
+        tuple[dict[OptionName, OptionValue], ...], Meta(max_length=MAX_AUGMENTS)
+    ] = ()
+    """Changes of each mini-batch by seed, in order, each a table with its `kind` and options, as in
+    `[{kind = "crop", padding = 4}, {kind = "flip"}]`; docs/optimisers.md has the kinds. A function
+    of yours is `package.module:function`, which the owner of a device allows."""
     rule: Annotated[str, Meta(examples=list(LOCAL_RULES))] = "sgd"
     """Change of local training: none (sgd), proportional fairness of each mini-batch (propfair), or
     a plug-in as `package.module:Name` or by entry point."""
@@ -184,19 +230,158 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
         return {"base": self.M} if self.rule == "propfair" else self.rule_options
 
     def learning_rate_at(self, round_id: int) -> float:
-        """Return the learning rate of a round, counted from 1."""
-        factor = self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
+        """Return the learning rate of a round, counted from 1; by step: before its schedule."""
+        if self.schedule_by == "step":
+            return self.learning_rate
+        if self.schedule == "step" and not self.warm_up:  # every run before other schedules
+            factor = self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
+        else:
+            from fairbed.wire.schedule import rate_factor
+
+            factor = rate_factor(self._schedule, round_id - 1, 1)
         return max(self.learning_rate * factor, MIN_LEARNING_RATE)
 
-    def local_steps(self, n_k: Ints) -> Ints:
-        """Return the mini-batches of local training on n_k examples, shape (K,), at least 1."""
-        steps = self.epochs * -(-n_k // self.batch_size)
-        limited = steps if self.max_steps is None else np.minimum(steps, self.max_steps)
+    @property
+    def _schedule(self) -> Schedule:
+        return Schedule(
+            kind=self.schedule,
+            warm_up=self.warm_up,
+            every=self.decay_every,
+            factor=self.learning_rate_decay,
+            length=self.schedule_length,
+            least_ratio=min(1.0, self.least_learning_rate / self.learning_rate),
+        )
+
+    @property
+    def _optimiser(self) -> Optimiser | None:
+        """What devices need to know of the optimiser; None: SGD with momentum from zero."""
+        keeps = self.keeps_state
+        if self.optimiser == "sgd":
+            is_other = self.nesterov or keeps
+            return Optimiser(nesterov=self.nesterov, keeps_state=keeps) if is_other else None
+        name, betas, epsilon = self.optimiser, self.betas, self.epsilon
+        return Optimiser(name=name, betas=betas, epsilon=epsilon, keeps_state=keeps)
+
+    @property
+    def changes_within_round(self) -> bool:
+        """The learning rate changes between the local steps of a round."""
+        falls = self.schedule == "cosine" or self.learning_rate_decay != 1.0
+        return self.schedule_by == "step" and (falls or self.warm_up > 0)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Each device keeps the moments of its optimiser from round to round."""
+        has_moments = self.optimiser != "sgd" or self.momentum > 0.0
+        return self.optimiser_state == "kept" and has_moments
+
+    @property
+    def needed_skills(self) -> tuple[str, ...]:
+        """Skills without which a device would train otherwise than the run."""
+        if self.client is not None:
+            return ()
+        needs_it = self._optimiser is not None or self.changes_within_round
+        return (
+            *((OPTIMISER_SKILL,) if needs_it else ()),
+            *((AUGMENT_SKILL, *self.own_augmentations) if self.augment else ()),
+        )
+
+    @property
+    def own_augmentations(self) -> tuple[str, ...]:
+        """Paths of the functions that augment."""
+        kinds = (str(one.get("kind", "")) for one in self.augment)
+        return tuple(kind for kind in kinds if is_path(kind))
+
+    @property
+    def augmentations(self) -> tuple[Augment, ...]:
+        """What devices do with each mini-batch.
+
+        Raises:
+            PluginError: The file of a function cannot be found.
+        """
+        if not self.augment:
+            return ()
+        from fairbed.wire.augment import requested
+
+        return tuple(map(requested, self.augment))
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradients that a local step computes."""
+        return 2 if any(one.get("kind") == "mixup" for one in self.augment) else 1
+
+    @property
+    def draws_work(self) -> bool:
+        """Each device draws how long it trains in a round."""
+        return self.least_epochs is not None or self.least_steps is not None
+
+    def optimiser_problem(self) -> str:
+        """Return which keys of the optimiser contradict each other; empty if none do."""
+        for least, most in (("least_epochs", "epochs"), ("least_steps", "max_steps")):
+            low, high = getattr(self, least), getattr(self, most)
+            if low is not None and (high is None or low > high):
+                got = f"{low} with no {most}" if high is None else f"{low} and {high}"
+                return f"training.{least} must be at most training.{most}, got {got}; set {most}"
+        if self.optimiser != "sgd" and (self.momentum or self.nesterov):
+            key = "momentum" if self.momentum else "nesterov"
+            return (
+                f'training.{key} must be left out with optimiser "{self.optimiser}", got '
+                f"{getattr(self, key)}: betas are its momentum; remove it"
+            )
+        if self.nesterov and not self.momentum:
+            return "training.nesterov must have a momentum above 0, got 0; set training.momentum"
+        if self.optimiser_state == "kept" and not self.keeps_state:
+            return (
+                'training.optimiser_state must be "reset" for sgd without momentum, which has no '
+                'state, got "kept"; set momentum, or remove the key'
+            )
+        if self.augment:
+            from fairbed.wire.augment import list_problem
+
+            if problem := list_problem(self.augment):
+                return problem
+        if self.schedule == "cosine":
+            if self.schedule_by == "round" and self.schedule_length is None:
+                return (
+                    "training.schedule_length must be set with schedule cosine by round, got none; "
+                    "set the rounds after which the least learning rate is reached"
+                )
+            if self.schedule_length is not None and self.schedule_length <= self.warm_up:
+                return (
+                    "training.schedule_length must be above warm_up, got "
+                    f"{self.schedule_length} and {self.warm_up}"
+                )
+            if self.least_learning_rate > self.learning_rate:
+                return (
+                    "training.least_learning_rate must be at most learning_rate, got "
+                    f"{self.least_learning_rate:g} and {self.learning_rate:g}"
+                )
+        return ""
+
+    def local_steps(
+        self, n_k: Ints, epochs: Ints | None = None, max_steps: Ints | None = None
+    ) -> Ints:
+        """Return the mini-batches of local training on n_k examples, shape (K,), at least 1.
+
+        Args:
+            n_k: Training examples, shape (K,).
+            epochs: Passes that each device has drawn, shape (K,); None: `epochs`.
+            max_steps: Limits that each device has drawn, likewise.
+        """
+        steps = (self.epochs if epochs is None else epochs) * -(-n_k // self.batch_size)
+        limit = self.max_steps if max_steps is None else max_steps
+        limited = steps if limit is None else np.minimum(steps, limit)
         least_one: Ints = np.maximum(limited, 1)
         return least_one
 
     def hyperparameters(self, round_id: int) -> Hyperparameters:
         """Return the hyperparameters of a round, counted from 1."""
+        is_other = (
+            self.optimiser != "sgd"
+            or self.nesterov
+            or self.optimiser_state != "reset"
+            or self.schedule_by != "round"
+            or self.augment
+        )
         return Hyperparameters(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -207,7 +392,16 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             clip_norm=self.clip_norm,
             max_steps=self.max_steps,
             micro_batch=None if self.micro_batch == "auto" else self.micro_batch,
+            **(self._beyond_sgd() if is_other else {}),
         )
+
+    def _beyond_sgd(self) -> dict[str, Any]:
+        """Return the hyperparameters beyond plain SGD."""
+        return {
+            "optimiser": self._optimiser,
+            "schedule": self._schedule if self.changes_within_round else None,
+            "augment": self.augmentations,
+        }
 
     @property
     def has_parts(self) -> bool:
@@ -262,6 +456,9 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
         h = training.hyperparameters(round_id)
         return msgspec.structs.replace(
             h,
+            optimiser=None  # v_k itself is kept
+            if h.optimiser is None
+            else msgspec.structs.replace(h.optimiser, keeps_state=False),
             proximal=self.lambda_ if self.method == "ditto" else 0.0,
             epochs=self.epochs or h.epochs,
             max_steps=self.max_steps or h.max_steps,
@@ -292,6 +489,14 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
     def problem(self, training: TrainingConfig) -> str:
         """Return why the personal model cannot be trained; empty if it can."""
         if self.method != "ditto":
+            return ""
+        if self.choice == "dynamic" and (training.optimiser != "sgd" or training.nesterov):
+            shown = "nesterov" if training.nesterov else training.optimiser
+            return (
+                f'personalisation.lambda_choice must be "fixed" or "local" with {shown}, got '
+                '"dynamic": its trial steps are those of plain SGD; change one of them'
+            )
+        if training.optimiser != "sgd":  # the length of its steps does not depend on lambda
             return ""
         key, pull = "lambda", self.lambda_
         if self.choice != "fixed" and max(self.lambda_candidates) > pull:
@@ -814,6 +1019,13 @@ def _gradient_problem(training: TrainingConfig) -> str:
         return (
             f"training.rule must be \"sgd\" with aggregation.rule 'q-fedsgd', got "
             f"{training.rule!r}: the rule needs the gradient of F_k; remove one of the two"
+        )
+    if training.optimiser != "sgd" or training.augment:
+        key = "augment" if training.augment else "optimiser"
+        return (
+            f"training.{key} must be left out with aggregation.rule 'q-fedsgd', got "
+            f"{len(training.augment) if training.augment else repr(training.optimiser)}: the rule "
+            "needs the gradient of F_k; remove the key"
         )
     needed = {"max_steps": 1, "weight_decay": 0.0, "clip_norm": None}
     for key, value in needed.items():

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from fairbed.coordinator.algorithms.local_training import ServerHalf
     from fairbed.coordinator.algorithms.selection.explanation import Explain, Explanation
     from fairbed.coordinator.algorithms.selection.miss_limit import MissLimit
+    from fairbed.coordinator.policy.local_work import LocalWork
 
 _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
@@ -107,6 +108,13 @@ class Decisions:
         self.contexts_judged: tuple[int, int] | None = None
         """Exchanges of the last call of `learn` that the check judged, and those that it could not
         judge; None without a check."""
+        self.local_work: LocalWork | None = None
+        """How long each device trains in a round; None: all alike, as configured."""
+        if config.training.draws_work:
+            from fairbed.coordinator.policy import local_work
+
+            self.local_work = local_work.LocalWork(config.training, config.seed_training)
+            aggregator.steps_in = self.local_work.steps
         self._cores: Floats = np.zeros(0)
         """Cores of each device at the last selection, by its hello, shape (N,); empty before it."""
         self._registered = 0
@@ -386,7 +394,7 @@ class Decisions:
                 claims_cold=observed.was_cold[at],
                 is_cold=(context[:, COLD] > 0.0) != (coding == "literal_seed"),
                 phases_s=observed.phases_s[at],
-                steps=self.config.training.local_steps(selection.n_k[rows]),
+                steps=self.local_steps(selection.round, rows, selection.n_k[rows]),
                 cores=self._cores[rows] if self._cores.size else np.full(len(rows), np.inf),
             )
             found = self.context_check.observe(rows, context, evidence, selection.round)
@@ -517,6 +525,12 @@ class Decisions:
             return None
         options = tuple(training.local_options.items())
         return LocalTraining(rule=training.rule, options=options, run=run, merged=merged)
+
+    def local_steps(self, round_id: int, rows: Ints, n_k: Ints) -> Ints:
+        """Return the mini-batches of devices with n_k examples in a round, shape (K,)."""
+        if self.local_work is not None:
+            return self.local_work.steps(round_id, rows, n_k)
+        return self.config.training.local_steps(n_k)
 
     def training_seed(self, round_id: int, row: int) -> int:
         """Return the seed of a device's mini-batch orders in a round."""

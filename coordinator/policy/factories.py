@@ -156,12 +156,27 @@ def rule_rescales_step(aggregation: AggregationConfig) -> bool:
 
 def step_problem(aggregation: AggregationConfig, training: TrainingConfig) -> str:
     """Return why the pseudo-gradient fits neither the rule nor the training; empty if it fits."""
+    is_as_published = aggregation.step == "as-published"
+    if aggregation.rule == "q-fedavg" and is_as_published and aggregation.q:
+        has_own = training.changes_within_round or training.optimiser != "sgd"
+        if has_own and (problem := _unlike_sgd(training)):
+            return (
+                f'aggregation.step must be "normalised" with rule {aggregation.rule!r} and '
+                f'training.{problem}, got "as-published": the step of q-FFL is made of gradients '
+                "(w - w_k) / learning_rate, which SGD alone gives; set it, or change the key"
+            )
     if aggregation.pseudo_gradient != "fednova":
         return ""
     if rule_rescales_step(aggregation):
         return (
             f'aggregation.pseudo_gradient must be "average" with rule {aggregation.rule!r}, got '
             "'fednova': this rule sets the length of the step itself; remove one of the two"
+        )
+    if problem := _unlike_sgd(training):
+        return (
+            f"aggregation.pseudo_gradient must not be 'fednova' with training.{problem}: its "
+            "normalisation is that of SGD with momentum from zero and one learning rate in a "
+            'round; choose "average", or change the key'
         )
     if (shrinkage := training.learning_rate * training.proximal) > 1.0:
         return (
@@ -170,6 +185,17 @@ def step_problem(aggregation: AggregationConfig, training: TrainingConfig) -> st
             "overshoot the model that was sent; lower it"
         )
     return ""
+
+
+def _unlike_sgd(training: TrainingConfig) -> str:
+    """Return the key and value by which a local step is not that of plain SGD; else empty."""
+    if training.optimiser != "sgd":
+        return f'optimiser "{training.optimiser}"'
+    if training.nesterov:
+        return "nesterov true"
+    if training.changes_within_round:
+        return 'schedule_by "step"'
+    return 'optimiser_state "kept"' if training.keeps_state else ""
 
 
 def rescaling_parts(aggregation: AggregationConfig, training: TrainingConfig) -> list[str]:

@@ -96,9 +96,13 @@ class Assignments:
         names = [self._registry.names()[row] for row in selection.rows.tolist()]
         seeds = self._decisions.training_seeds(table.id, selection.rows).tolist()
         hyperparameters = self._config.training.hyperparameters(table.id)
+        own, work = [hyperparameters] * len(names), self._decisions.local_work
+        if work is not None:
+            drawn = work.drawn(table.id, selection.rows)
+            own = [drawn.of(at, hyperparameters) for at in range(len(names))]
         trains = {
-            name: self._train(table, name, hyperparameters, seed)
-            for name, seed in zip(names, seeds, strict=True)
+            name: self._train(table, name, one, seed)
+            for name, one, seed in zip(names, own, seeds, strict=True)
         }
         for name in contents.keys() & trains.keys():
             trains[name] = structs.replace(trains[name], **contents[name])
@@ -131,11 +135,15 @@ class Assignments:
 
     def _train(self, table: Round, name: str, hyperparameters: Hyperparameters, seed: int) -> Train:
         settings, device = self._config.round, self._registry[name]
+        fitted = self._registry.fitted(device, hyperparameters)
+        if fitted.optimiser is not None and fitted.keeps_state:
+            own = structs.replace(fitted.optimiser, run=self._run, merged=device.aggregated_round)
+            fitted = structs.replace(fitted, optimiser=own)
         return Train(
             round=table.id,
             attempt=table.attempt,
             model=self._versions.manifest,
-            hyperparameters=self._registry.fitted(device, hyperparameters),
+            hyperparameters=fitted,
             seed=seed,
             needs_loss=self._decisions.aggregator.needs_loss
             or bool(self._config.training.loss_metric),

@@ -301,6 +301,7 @@ class Coordinator:
             personalises=self._config.personalisation.is_on,
             tests_shards=self._config.model.has_local_values or self._setup.client_evaluates,
             local_rule=self._config.training.rule,
+            needed_skills=self._config.training.needed_skills,
             emulated=self._setup.emulated,
             noise_multiplier=self._config.privacy.noise_multiplier,
             engine=artifact.engine,

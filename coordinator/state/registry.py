@@ -338,6 +338,9 @@ class Registry:
     client knows how."""
     local_rule: str = "sgd"
     """Local rule of the run; a device without it is not available."""
+    needed_skills: tuple[str, ...] = ()
+    """Skills that training of the run needs beside SGD, and functions that the owner must allow; a
+    device without one is not available."""
     emulated: Collection[str] = ()
     """Emulated devices; only reports differ for them."""
     noise_multiplier: float | None = None
@@ -512,11 +515,18 @@ class Registry:
         """Return whether a device can do all that this run asks of each device."""
         return (
             device.has_rule(self.local_rule)
+            and not (self.needed_skills and self.lacking_skills(device))
             and device.accepts_noise(self.noise_multiplier)
             and device.runs_model(self.engine, self.module)
             and not self.memory_problem(device)
             and (device.can_report_loss or not self.needs_losses)
         )
+
+    def lacking_skills(self, device: Device) -> list[str]:
+        """Return the skills that training needs and the device does not name."""
+        own = device.capabilities
+        known = () if own is None else (*own.skills, *own.local_rules)
+        return [skill for skill in self.needed_skills if skill not in known]
 
     def memory_problem(self, device: Device) -> str:
         """Return why training does not fit into the memory of a device; empty if it may."""
@@ -588,6 +598,7 @@ class Registry:
         """Return the columns, computed anew for the devices that have changed."""
         required = (
             self.needs_losses,
+            self.needed_skills,
             self.local_rule,
             self.noise_multiplier,
             self.engine,

@@ -27,6 +27,7 @@ from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import EMBEDDED, Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.host.calibration import Probe
+from fairbed.testbed.host.memory import state_copies
 from fairbed.testbed.replay.cohort.base import CohortHelpers
 from fairbed.testbed.replay.cohort.shards import DividedData, Shards
 from fairbed.testbed.run.fleet_hosts import FleetHosts
@@ -157,11 +158,12 @@ class EmulatingHosts(FleetHosts):
         dilation: float,
     ) -> BackendChoice:
         """Place a fleet on the hosts; see `FleetHosts.choose`."""
+        states = state_copies(None if probe is None else probe.hyperparameters)
         return await choose_hosts(
             self._hosts,
             local,
             n_concurrent=n_concurrent,
-            memory_bytes=agent_bytes(vector_bytes, shard_bytes),
+            memory_bytes=agent_bytes(vector_bytes, shard_bytes, states),
             probe=probe,
             dilation=dilation,
         )

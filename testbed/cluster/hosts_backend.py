@@ -53,21 +53,22 @@ AGENT_BYTES = 32 << 20
 
 VECTORS = 6
 """Models in the memory of an agent while it trains and encodes: two versions, gradient, momentum,
-update and its encoding. With the shard that is 90 MiB for a model of 1 MB and 15,000 examples of
-784 features, and 88 MiB were measured."""
+update and its encoding; other moments of an optimiser are added. With the shard that is 90 MiB for
+a model of 1 MB and 15,000 examples of 784 features, and 88 MiB were measured."""
 
 Note = Callable[[str, str, Level, "str | None"], None]
 """Records an event: its kind, text, level and device."""
 
 
-def agent_bytes(vector_bytes: int, shard_bytes: int) -> int:
+def agent_bytes(vector_bytes: int, shard_bytes: int, states: int = 1) -> int:
     """Return the memory of an agent.
 
     Args:
         vector_bytes: Size of the model.
         shard_bytes: Size of its training data as float32.
+        states: Copies of the model that the state of the optimiser takes, at least 1.
     """
-    return AGENT_BYTES + VECTORS * vector_bytes + shard_bytes
+    return AGENT_BYTES + (VECTORS + states - 1) * vector_bytes + shard_bytes
 
 
 def need_of(spec: DeviceSpec, memory_bytes: int = AGENT_BYTES) -> DeviceNeed:

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from fairbed.coordinator.policy.combinations import (
     built_in_gradient,
+    kept_problem,
     local_step_problem,
     weights_problem,
 )
@@ -417,7 +418,9 @@ class Experiment(Section, frozen=True, kw_only=True):
                     )
         if problem := (
             rule_problem(self.aggregation, self.selection, self.training, devices)
+            or self.training.optimiser_problem()
             or step_problem(self.aggregation, self.training)
+            or kept_problem(self.round, self.aggregation, self.training)
             or merge_problem(self.round, self.aggregation, self.selection)
             or ("" if self.training.client else local_step_problem(self.training))
             or self._client_problem()

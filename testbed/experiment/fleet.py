@@ -294,7 +294,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
     rule, speed = experiment.training.rule, experiment.emulation.host_core_speed
-    local_rules = (rule,) if is_path(rule) else ()
+    local_rules = (*((rule,) if is_path(rule) else ()), *experiment.training.own_augmentations)
     model = model_path(experiment.model.name)
     code = [model, experiment.model.loss, *experiment.evaluation.metrics] if is_path(model) else []
     models = tuple(dict.fromkeys(package_of(path) for path in code if is_path(path)))

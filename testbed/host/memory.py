@@ -26,9 +26,12 @@ SMALL_BYTES = 192 << 20
 AGENT_BYTES = 80 << 20
 """An agent with the runtime and no model (`fairbed bench agent-memory`)."""
 
-MODEL_COPIES = 6
-"""Copies of the values of a model in a step: received, before and after, gradient, update, and the
-momentum."""
+MODEL_COPIES = 5
+"""Copies of the values of a model in a step: received, before and after, gradient, and update."""
+
+STATE_COPIES = 5
+"""Copies of the moments of an optimiser that a device keeps: before and after the last round from
+the file, as the step changes them, and both for the file."""
 
 LARGEST_BYTES = 4 << 30
 """Bound of the activations of a measured step on this machine, by `bound_bytes`: they need a
@@ -40,14 +43,31 @@ VALUE_BYTES = 4
 """Size of a value of a model in the memory of a device."""
 
 
-def bound_bytes(layout: Layout, work: StepWork, n_examples: int) -> float:
+def state_copies(hyperparameters: Hyperparameters | None) -> int:
+    """Return the copies of the values of a model that the state of the optimiser takes, at least 1.
+
+    None is SGD.
+    """
+    if hyperparameters is None:
+        return 1
+    copies = STATE_COPIES if hyperparameters.keeps_state else 1
+    return copies * max(1, hyperparameters.n_moments)
+
+
+def bound_bytes(
+    layout: Layout,
+    work: StepWork,
+    n_examples: int,
+    hyperparameters: Hyperparameters | None = None,
+) -> float:
     """Return an upper bound of the peak memory of a step, from its memory traffic.
 
     An operation writes each of its outputs, and another one reads it: all outputs together have at
     most half the size of the traffic.
     """
     activations = 0.5 * (work.moved_bytes * n_examples + work.fixed_bytes)
-    return AGENT_BYTES + MODEL_COPIES * layout.size_bytes + activations
+    copies = MODEL_COPIES + state_copies(hyperparameters)
+    return AGENT_BYTES + copies * layout.size_bytes + activations
 
 
 def task_memory(
@@ -65,7 +85,8 @@ def task_memory(
         BackendError: A step cannot be measured.
     """
     size = min(hyperparameters.batch_size, hyperparameters.micro_batch or (1 << 20))
-    if work is None or bound_bytes(artifact.spec.layout, work, size) <= SMALL_BYTES:
+    layout = artifact.spec.layout
+    if work is None or bound_bytes(layout, work, size, hyperparameters) <= SMALL_BYTES:
         return None
     return measured_memory(encoded, hyperparameters, work)
 

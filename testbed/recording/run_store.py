@@ -132,6 +132,7 @@ def training_settings(
         fitting,
         counts,
         counts_of,
+        training.gradients_per_step,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRule, Trainer
 from fairbed.wire.messages import Hyperparameters
@@ -31,6 +32,11 @@ class DeviceVectors:
         self._blocks: list[Vector] = []
         self._place_of: dict[int, int] = {}
         """Place of each row, counted over all blocks."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vector of one device."""
+        return self._initial.nbytes
 
     def __len__(self) -> int:
         """Return the number of devices with a vector of their own."""
@@ -78,6 +84,16 @@ class DeviceVectors:
             for block in state["blocks"]
         ]
         self._place_of = {row: place for place, row in enumerate(state["rows"])}
+
+
+def optimiser_states(training: TrainingConfig, layout: Layout) -> DeviceVectors | None:
+    """Return the state of the optimiser of each device, zero at first; None if none is kept."""
+    if not training.keeps_state:
+        return None
+    from fairbed.device_agent.optimiser import state_size
+
+    size = state_size(training.hyperparameters(1), layout.n_params)
+    return DeviceVectors(np.zeros(size, dtype=np.float32))
 
 
 class LocalValues:
@@ -143,6 +159,7 @@ class RuleCohort:
         hyperparameters: Hyperparameters,
         sent: Vector,
         starts: Vector | None = None,
+        states: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, in an order that depends only on the jobs.
 
@@ -153,6 +170,7 @@ class RuleCohort:
             hyperparameters: Hyperparameters of the round.
             sent: Vectors that are sent, one after the other, shape (len(sent) * n_params,).
             starts: Model of each job before its first step; not set: it is `w_t`.
+            states: State of the optimiser of each job; not set: it begins anew.
 
         Raises:
             PluginError: The rule breaks its contract.
@@ -169,7 +187,8 @@ class RuleCohort:
                 self._named(names, kept),
             )
             own = None if starts is None else starts[begin : begin + size]
-            for result in trainer.train(w_t, part, hyperparameters, own, rule):
+            at_first = None if states is None else states[begin : begin + size]
+            for result in trainer.train(w_t, part, hyperparameters, own, rule, at_first):
                 yield replace(result, at=result.at + begin)
 
     def updates(self, models: Vector, result: CohortResult, places: Ints) -> Vector:

@@ -33,7 +33,13 @@ from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer, Unpaced
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.device_vectors import STARTS_BYTES, LocalValues, RuleCohort
+from fairbed.testbed.replay.device_vectors import (
+    STARTS_BYTES,
+    DeviceVectors,
+    LocalValues,
+    RuleCohort,
+    optimiser_states,
+)
 from fairbed.testbed.replay.engine.training import Learned, PersonalScoreOf, VersionBatch
 from fairbed.testbed.replay.personal import PersonalCohort
 from fairbed.testbed.replay.setup import ReplaySetup
@@ -209,6 +215,7 @@ class Learning:
             the weights of its updates; None with one each.
         part_sizes: Examples that each device computes at once, shape (N,); None: as the round has.
         local: Values of the model that each device keeps; None if there are none.
+        states: State of the optimiser of each device; None if none is kept.
     """
 
     def __init__(
@@ -225,6 +232,7 @@ class Learning:
         positions: Ints | None = None,
         part_sizes: Ints | None = None,
         local: LocalValues | None = None,
+        states: DeviceVectors | None = None,
     ) -> None:
         self._positions, self._part_sizes = positions, part_sizes
         self._malicious = {row: MaliciousDevice(one) for row, one in (attacks or {}).items()}
@@ -238,7 +246,7 @@ class Learning:
         self._folder = folder
         self._batch_losses = batch_losses
         self._personal = personal
-        self._rule, self._local = rule, local
+        self._rule, self._local, self._states = rule, local, states
         self._privacy, self._noise = decisions.config.privacy.request(), SeededNoise()
         self.personal_scores: list[PersonalScoreOf] = []
         """What `score_personal` found since the last call of `train`."""
@@ -346,7 +354,7 @@ class Learning:
         if needs_loss:
             before = self._reported(batch.rows, self._losses(base, rows))
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
-        jobs = self._jobs(rows, seeds)
+        jobs = self._drawn(self._jobs(rows, seeds), batch)
         hyperparameters = self._config.training.hyperparameters(batch.round)
         for results in self._results(base, jobs, hyperparameters):
             at, has_failed = results.at, results.has_failed
@@ -373,6 +381,10 @@ class Learning:
                 self._rule.keep(batch.rows[arrived], results, places[is_accepted])
             if self._local is not None:
                 self._local.keep(batch.rows[arrived], results.vectors[places[is_accepted]])
+            if self._states is not None and results.states is not None:
+                states = results.states[places[is_accepted]]
+                for row, state in zip(batch.rows[arrived].tolist(), states, strict=True):
+                    self._states.keep(row, state)
             losses = None if before is None else before[arrived]
             rows, weights = batch.rows[arrived], batch.n_k[arrived]
             if self._positions is not None:
@@ -389,21 +401,41 @@ class Learning:
             for row, seed in zip(rows, seeds.tolist(), strict=True)
         ]
 
+    def _drawn(self, jobs: list[CohortJob], batch: VersionBatch) -> list[CohortJob]:
+        """Return jobs with the passes and steps that their devices draw in a round."""
+        work = self._decisions.local_work
+        if work is None:
+            return jobs
+        drawn = work.drawn(batch.round, batch.rows)
+        return [
+            replace(
+                job,
+                epochs=None if drawn.epochs is None else int(drawn.epochs[at]),
+                max_steps=None if drawn.max_steps is None else int(drawn.max_steps[at]),
+            )
+            for at, job in enumerate(jobs)
+        ]
+
     def _results(
         self, base: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
     ) -> Iterator[CohortResult]:
         """Train devices from `base`, shape (n_values,), with the local rule, if there is one.
 
-        Each begins with the values of the model that it keeps, if there are some.
+        Each begins with the values of the model that it keeps, if there are some, and goes on at
+        the state of its optimiser.
         """
-        if self._local is None:
-            yield from self._trained(base, jobs, hyperparameters, None)
+        local, kept = self._local, self._states
+        if local is None and kept is None:
+            yield from self._trained(base, jobs, hyperparameters, None, None)
             return
-        size = max(1, STARTS_BYTES // base.nbytes)
+        bytes_each = base.nbytes if kept is None else base.nbytes + kept.nbytes
+        size = max(1, STARTS_BYTES // bytes_each)
         for begin in range(0, len(jobs), size):
             part = jobs[begin : begin + size]
-            starts = self._local.starts([job.device for job in part], base)
-            for result in self._trained(base, part, hyperparameters, starts):
+            rows = [job.device for job in part]
+            starts = None if local is None else local.starts(rows, base)
+            states = None if kept is None else kept.starts(rows)
+            for result in self._trained(base, part, hyperparameters, starts, states):
                 yield replace(result, at=result.at + begin)
 
     def _trained(
@@ -412,14 +444,15 @@ class Learning:
         jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
         starts: Vector | None,
+        states: Vector | None,
     ) -> Iterator[CohortResult]:
         """Train devices from `starts`, shape (K, n_values), or all from `base`."""
         if self._rule is None:
-            return self._trainer.train(base, jobs, hyperparameters, starts)
+            return self._trainer.train(base, jobs, hyperparameters, starts, None, states)
         half = self._decisions.local_half
         n = self._trainer.spec.layout.n_params
         sent = np.zeros(0, dtype=np.float32) if half is None else half.vectors(n)
-        return self._rule.train(self._trainer, base, jobs, hyperparameters, sent, starts)
+        return self._rule.train(self._trainer, base, jobs, hyperparameters, sent, starts, states)
 
     def _reported(self, rows: Ints, losses: Floats) -> Floats:
         """Return the losses that devices report, shape (K,), instead of those that they found."""
@@ -580,6 +613,7 @@ class Learning:
             "personal": personal,
             "rule": None if self._rule is None else self._rule.kept.to_state(),
             "local": None if self._local is None else self._local.kept.to_state(),
+            "states": None if self._states is None else self._states.to_state(),
         }
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
@@ -594,6 +628,8 @@ class Learning:
             self._rule.kept.load_state(state["rule"])
         if self._local is not None:
             self._local.kept.load_state(state["local"])
+        if self._states is not None:
+            self._states.load_state(state["states"])
         self._before = {
             version: np.frombuffer(vector, dtype=np.float32).copy()
             for version, vector in state["before"]
@@ -637,6 +673,10 @@ def make_learning(
     artifact = setup.artifact or task_of(experiment, dataset)
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
+    if experiment.training.augment:
+        from fairbed.testbed.run.augment import check_augment
+
+        check_augment(experiment, artifact)
     with ExitStack() as undo:  # what follows may raise, and the trainer may have processes
         trainer = make_trainer(artifact, data, experiment.replay.engine, threads, helpers)
         undo.callback(trainer.close)
@@ -666,4 +706,5 @@ def make_learning(
         positions=Shards(data, artifact.spec.x_shape).positions,
         part_sizes=setup.part_sizes,
         local=local,
+        states=optimiser_states(training, artifact.spec.layout),
     )

@@ -286,6 +286,15 @@ def settings_findings(
             "those without training.micro_batch",
             "warning",
         )
+    if training.draws_work and any(
+        group.theta is not None or group.exchange_times is not None for group in experiment.fleet
+    ):
+        yield PreflightFinding(
+            "drawn work",
+            "training.least_epochs and least_steps do not change how long the exchanges of devices "
+            "with theta or exchange_times take: their times are given; use profiles",
+            "warning",
+        )
     config = experiment.coordinator()
     if trains:
         gradient = make_pseudo_gradient(config.aggregation, config.training)

@@ -809,6 +809,10 @@ def _native_task(experiment: Experiment, data: FleetData) -> Artifact:
     artifact = task_of(experiment, data.dataset)
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
+    if experiment.training.augment:
+        from fairbed.testbed.run.augment import check_augment
+
+        check_augment(experiment, artifact)
     return _described(artifact, data)
 
 

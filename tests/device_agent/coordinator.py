@@ -217,6 +217,7 @@ class FakeCoordinator:
         privacy: Privacy | None = None,
         raw: bytes = b"",
         config: bytes = b"",
+        hyperparameters: Hyperparameters | None = None,
     ) -> Train:
         """Publish a model and send a `Train`."""
         data = bytes(vector_to_bytes(vector)) + raw
@@ -225,9 +226,8 @@ class FakeCoordinator:
             round=round_id,
             attempt=attempt,
             model=structs.replace(model, raw_bytes=len(raw)),
-            hyperparameters=Hyperparameters(
-                epochs=epochs, batch_size=10, learning_rate=learning_rate
-            ),
+            hyperparameters=hyperparameters
+            or Hyperparameters(epochs=epochs, batch_size=10, learning_rate=learning_rate),
             seed=round_id,
             needs_loss=needs_loss,
             deadline_s=deadline_s,

@@ -25,6 +25,7 @@ PAGES = (
     "own-aggregator",
     "own-estimator",
     "own-local-training",
+    "optimisers",
     "links",
     "from-logs",
     "long-runs",

@@ -41,7 +41,7 @@ def accuracy(folder: Path) -> tuple[float, float]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "propfair-client"])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "propfair-client", "adamw"])
 def test_a_live_run_has_the_model_of_its_replay(name: str, tmp_path: Path) -> None:
     for verb in ("run", "replay"):
         run(verb, name, tmp_path / verb, "rounds=4")

@@ -7,7 +7,9 @@ from types import ModuleType
 
 import pytest
 
+from fairbed.testbed.inputs import own_sources
 from fairbed.testbed.sources import UNREADABLE, imports_in, sources_of
+from tests.testbed.replay.fleets import experiment
 
 Write = Callable[..., None]
 
@@ -135,3 +137,10 @@ def test_of_a_program_only_what_a_registered_part_uses_counts(
     assert found(PROGRAM.format(seeds=3).replace("2.0", "2.5")) != before
     main.__file__ = None
     assert sources_of([], [Mine]).files == {"__main__.Mine": UNREADABLE}
+
+
+def test_a_function_that_augments_is_an_input_of_the_run(write: Write) -> None:
+    write(src_augment="import src_colours", src_colours="")
+    augment = [{"kind": "flip"}, {"kind": "src_augment:darker"}]
+    of = experiment({"profile": "raspberry-pi-4b", "count": 2}, training={"augment": augment})
+    assert sorted(own_sources(of).files) == ["src_augment.py", "src_colours.py"]

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from fairbed.wire.messages import (
     AnyMessage,
+    Augment,
     BaseArrived,
     Cancel,
     Capabilities,
@@ -35,6 +36,7 @@ from fairbed.wire.messages import (
     Offer,
     OperatorAnswer,
     OperatorCommand,
+    Optimiser,
     Packed,
     Personal,
     PersonalScore,
@@ -46,6 +48,7 @@ from fairbed.wire.messages import (
     Refuse,
     RowsPart,
     RowsRequest,
+    Schedule,
     Signed,
     Status,
     SteadyTransfer,
@@ -576,6 +579,40 @@ MESSAGES: Mapping[str, AnyMessage] = {
         needs_loss=False,
         deadline_s=60.0,
         local_values=LocalValues(run="digits-12-a1b2", init_seed=12, merged=2),
+    ),
+    "train-optimiser": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=structs.replace(
+            PLAIN_SGD,
+            optimiser=Optimiser(
+                name="adamw",
+                nesterov=True,
+                betas=(0.8, 0.99),
+                epsilon=1e-6,
+                keeps_state=True,
+                run="digits-12-a1b2",
+                merged=2,
+            ),
+            augment=(
+                Augment(kind="crop", options=(("padding", 2),)),
+                Augment(kind="own:blur", sha256=bytes(range(32))),
+            ),
+            schedule=Schedule(
+                kind="cosine", warm_up=2, every=3, factor=0.5, length=9, least_ratio=0.1
+            ),
+        ),
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+    ),
+    "train-optimiser-plain": Train(
+        round=1,
+        model=MODEL,
+        hyperparameters=structs.replace(PLAIN_SGD, optimiser=Optimiser(), schedule=Schedule()),
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
     ),
     "evaluate-request-local-values": EvaluateRequest(
         round=3,

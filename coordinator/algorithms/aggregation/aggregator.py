@@ -84,6 +84,9 @@ class Aggregator:
         self.server: ServerStep = server or Plain()
         self.weighting = Weighting(weights)
         self.local_steps = local_steps
+        self.steps_in: Callable[[int, Ints, Ints], Ints] | None = None
+        """tau_k of a round, given its number, rows and n_k, where devices draw their steps; None:
+        `local_steps`."""
         self.defence = defence
         self.is_normalised = step == "normalised"
         is_linear = isinstance(self.pseudo_gradient, LinearPseudoGradient)
@@ -178,7 +181,9 @@ class _Arrivals:
         updates = Updates(
             rows=rows,
             n_k=n_k,
-            steps=parts.local_steps(n_k),
+            steps=parts.local_steps(n_k)
+            if parts.steps_in is None
+            else parts.steps_in(begun.round, rows, n_k),
             shares=parts.weighting.of(rows, n_k),
             losses=losses,
             squared_norms=norms,

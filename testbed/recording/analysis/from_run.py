@@ -88,6 +88,8 @@ class TrainingSettings:
     one length."""
     counts_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The same of each device whose examples are known; the others have `counts`."""
+    gradients: int = 1
+    """Gradients that a step computes."""
 
     def of_device(self, device: DeviceRow) -> "TrainingSettings":
         """Return the settings on a device."""
@@ -117,7 +119,7 @@ class TrainingSettings:
         else:
             costs = self.costs.train_of_lengths
             cost_s = bucket_passes_s(costs, lengths, done, self.batch_size, self.part_size)
-        return float(cost_s[0]) * self.core_speed
+        return float(cost_s[0]) * self.core_speed * self.gradients
 
 
 def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.device_agent.local_training import GuardedRule
+from fairbed.device_agent.trainer import local_steps
 from fairbed.testbed.errors import HostLostError
 from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.messages import LOCAL_RULES_GROUP, Hyperparameters
@@ -29,12 +30,26 @@ class CohortJob:
     micro_batch: int | None = None
     """As `Hyperparameters.micro_batch`, where it follows from the memory of the device; None: that
     of the round."""
+    epochs: int | None = None
+    """Passes that the device has drawn; None: those of the round."""
+    max_steps: int | None = None
+    """Limit of mini-batches that the device has drawn; None: that of the round."""
 
     def fitted(self, hyperparameters: Hyperparameters) -> Hyperparameters:
         """Return the hyperparameters of a round for this device."""
-        if self.micro_batch is None:
-            return hyperparameters
-        return structs.replace(hyperparameters, micro_batch=self.micro_batch)
+        own: dict[str, Any] = {
+            name: value
+            for name in ("micro_batch", "epochs", "max_steps")
+            if (value := getattr(self, name)) is not None
+        }
+        return structs.replace(hyperparameters, **own) if own else hyperparameters
+
+
+def steps_of(
+    n_k: Sequence[int], jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+) -> list[int]:
+    """Return the mini-batches of each job, given the examples of its device, n_k."""
+    return [local_steps(n, job.fitted(hyperparameters)) for n, job in zip(n_k, jobs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,8 @@ class CohortPart:
     """Models before the first step, shape (G, n_values); None: each is the global model."""
     rule: CohortRule | None = None
     """The local rule, with the vectors of these jobs."""
+    states: Vector | None = None
+    """States of the optimiser before the first step, shape (G, n_state); None: it begins anew."""
 
     def take(self, at: Sequence[int]) -> "CohortPart":
         """Return some jobs of a whole cohort, with copies of their models and vectors."""
@@ -87,7 +104,24 @@ class CohortPart:
             self.hyperparameters,
             None if self.starts is None else self.starts[places],
             None if self.rule is None else self.rule.of(places),
+            None if self.states is None else self.states[places],
         )
+
+
+def own_states(part: CohortPart, n_params: int) -> Vector | None:
+    """Return the states that the optimiser of each job changes, shape (G, n_state); None if none.
+
+    Without states in the part they begin at zero.
+    """
+    h = part.hyperparameters
+    if not h.keeps_state:
+        return None
+    if part.states is not None:
+        states: Vector = part.states.copy()
+        return states
+    from fairbed.device_agent.optimiser import state_size
+
+    return np.zeros((len(part.jobs), state_size(h, n_params)), dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +144,9 @@ class CohortResult:
     returned: Mapping[str, Vector] = field(default_factory=dict)
     """Vectors of the local rule that go with the updates, each (G, n_params); valid as `vectors`.
     """
+    states: Vector | None = None
+    """States of the optimiser, shape (G, n_state), valid as `vectors`; None if none is kept.
+    Without meaning where there is no update."""
 
     @property
     def has_failed(self) -> Bools:
@@ -199,6 +236,7 @@ class Trainer(Protocol):
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
         rule: CohortRule | None = None,
+        states: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, in an order that depends only on the jobs.
 
@@ -212,6 +250,8 @@ class Trainer(Protocol):
             starts: Model of each job before its first step, shape (K, n_values), not changed; not
                 set: it is `vector`, which always is the anchor of the proximal term.
             rule: Changes local training; its vectors are not changed.
+            states: State of the optimiser of each job, shape (K, n_state), not changed; not set: it
+                begins anew.
 
         Raises:
             PluginError: The rule breaks its contract.

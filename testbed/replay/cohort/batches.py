@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fairbed.coordinator.algorithms.arrays import Ints, Vector
-from fairbed.device_agent.trainer import EpochOrders
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.device_agent.trainer import EpochOrders, local_steps
 from fairbed.wire.evaluation import Targets, positions_of
 from fairbed.wire.messages import Hyperparameters
+
+if TYPE_CHECKING:
+    from fairbed.wire.augment import Augmenter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,8 @@ class StackedBatch:
     """Weight of each example in its mean: 1 / count, and 0 for padding; shape (A, B)."""
     begins: Ints
     """Devices that begin an epoch with it, ascending, shape (<= A,)."""
+    step: int
+    """Number of the mini-batch in the round, from 0."""
 
 
 def by_positions(batch: StackedBatch, y: Targets) -> StackedBatch:
@@ -42,19 +49,39 @@ def by_positions(batch: StackedBatch, y: Targets) -> StackedBatch:
     return replace(batch, count=count, weights=weights)
 
 
-def steps_of(n_k: int, hyperparameters: Hyperparameters) -> int:
-    """Return the number of mini-batches of a device with `n_k` examples."""
-    steps = hyperparameters.epochs * -(-n_k // hyperparameters.batch_size)
-    limit = hyperparameters.max_steps
-    return steps if limit is None else min(steps, limit)
+def augmented(
+    augmenter: "Augmenter", batch: StackedBatch, x: NDArray[Any], y: Targets, seeds: Sequence[int]
+) -> tuple[NDArray[Any], Targets, Targets | None, Floats]:
+    """Return a stacked mini-batch after the augmentations that each device draws.
+
+    Args:
+        augmenter: The augmentations.
+        batch: Which examples are padding; these are left as they are.
+        x: Shape (A, B, *x_shape); not changed.
+        y: Shape (A, B, *y_shape); not changed.
+        seeds: Seed of each of the A devices.
+
+    Returns:
+        x and y, the targets of examples that were mixed in or None, and the weight of the loss with
+        y, shape (A,).
+    """
+    x, y = x.copy(), y.copy()
+    other, shares = None, np.ones(len(x))
+    sizes = (batch.weights != 0).sum(axis=1).tolist()
+    for k, n in enumerate(sizes):
+        found = augmenter.batch(x[k, :n].copy(), y[k, :n].copy(), seeds[k], batch.step)
+        x[k, :n], y[k, :n] = found.x, found.y
+        if found.other is not None:
+            other = y.copy() if other is None else other
+            other[k, :n], shares[k] = found.other, found.share
+    return x, y, other, shares
 
 
-def longest_first(n_k: Sequence[int], hyperparameters: Hyperparameters) -> list[int]:
+def longest_first(n_k: Sequence[int], steps: Sequence[int]) -> list[int]:
     """Return the indices of devices by steps, most first, so that active devices always come first.
 
-    Devices with equal steps are ordered by examples, then by index.
+    Devices with equal steps are ordered by examples n_k, then by index.
     """
-    steps = [steps_of(n, hyperparameters) for n in n_k]
     return sorted(range(len(n_k)), key=lambda at: (-steps[at], -n_k[at], at))
 
 
@@ -65,6 +92,7 @@ class Batches:
         seeds: Seed of the order of each device's mini-batches; devices with more steps first.
         rows: Rows of each device's examples in the data set; not empty.
         hyperparameters: Hyperparameters of the round.
+        steps: Mini-batches of each device, in descending order; not set: as in the round.
     """
 
     def __init__(
@@ -72,10 +100,11 @@ class Batches:
         seeds: Sequence[int],
         rows: Sequence[Ints],
         hyperparameters: Hyperparameters,
+        steps: Sequence[int] | None = None,
     ) -> None:
         self._rows, self._batch_size = rows, hyperparameters.batch_size
         sizes = [len(device_rows) for device_rows in rows]
-        self.steps = [steps_of(n, hyperparameters) for n in sizes]
+        self.steps = list(steps or [local_steps(n, hyperparameters) for n in sizes])
         """Mini-batches of each device."""
         assert self.steps == sorted(self.steps, reverse=True), "devices with more steps come first"
         n_k: Ints = np.array(sizes, dtype=np.int64)
@@ -93,8 +122,7 @@ class Batches:
         self._seeds, self._orders = seeds, EpochOrders()
         first = np.array([device_rows[0] for device_rows in rows], dtype=np.int64)
         width = int(last_start.max()) + len(self._columns)
-        if hyperparameters.max_steps is not None:
-            width = min(width, hyperparameters.max_steps * self._batch_size)
+        width = min(width, max(self.steps) * self._batch_size)
         self._order: Ints = np.repeat(first[:, np.newaxis], width, axis=1)
         """Rows of each device in the order of its epoch, up to its last step, shape (G, width)."""
         self._step = 0
@@ -114,7 +142,7 @@ class Batches:
         is_last = place == per_epoch - 1
         count = self._last if is_last else self._full
         weights = self._last_weights if is_last else self._full_weights
-        return StackedBatch(index, count[:active], weights[:active], begins)
+        return StackedBatch(index, count[:active], weights[:active], begins, step)
 
     def _uneven(self, step: int, active: int) -> StackedBatch:
         per_epoch = self._per_epoch[:active]
@@ -128,7 +156,7 @@ class Batches:
         if is_last.any():
             count = np.where(is_last, self._last[:active], count)
             weights = np.where(is_last[:, np.newaxis], self._last_weights[:active], weights)
-        return StackedBatch(index, count, weights, begins)
+        return StackedBatch(index, count, weights, begins, step)
 
     def _begin(self, which: Ints, step: int) -> None:
         """Begin an epoch of some devices: draw the order of its examples."""

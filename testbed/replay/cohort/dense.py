@@ -15,6 +15,7 @@ from fairbed.testbed.replay.cohort.base import (
     CohortResult,
     CohortRule,
     HelperPool,
+    steps_of,
     train_in,
 )
 from fairbed.testbed.replay.cohort.batches import longest_first
@@ -79,10 +80,11 @@ class DenseTrainer:
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
         rule: CohortRule | None = None,
+        states: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the results of all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters, 0 if rule is None else rule.n_results)
-        cohort = CohortPart(range(len(jobs)), jobs, hyperparameters, starts, rule)
+        cohort = CohortPart(range(len(jobs)), jobs, hyperparameters, starts, rule, states)
         if self._pool is not None:
             self._pool.begin_at(vector)
 
@@ -126,7 +128,7 @@ class DenseTrainer:
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         chunks: list[list[int]] = []
         size = 0
-        for at in longest_first(n_k, hyperparameters):
+        for at in longest_first(n_k, steps_of(n_k, jobs, hyperparameters)):
             if not chunks or len(chunks[-1]) >= size:
                 size = max(1, CHUNK_BYTES // self._bytes_of(n_k[at], hyperparameters, rule_vectors))
                 chunks.append([])
@@ -134,7 +136,7 @@ class DenseTrainer:
         return chunks
 
     def _bytes_of(self, n_k: int, h: Hyperparameters, rule_vectors: int) -> int:
-        vectors = 2 + bool(h.momentum) + rule_vectors  # The anchor is one for all models.
+        vectors = 2 + h.n_moments + rule_vectors  # The anchor is one for all models.
         batch = min(n_k, h.batch_size) * 2 * self._net.values_per_example
         return BYTES_PER_VALUE * (vectors * self._net.n_params + batch)
 

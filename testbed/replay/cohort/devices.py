@@ -71,9 +71,10 @@ class DeviceTrainer:
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
         rule: CohortRule | None = None,
+        states: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield the result of each job, in the order of the jobs."""
-        cohort = CohortPart(range(len(jobs)), jobs, hyperparameters, starts, rule)
+        cohort = CohortPart(range(len(jobs)), jobs, hyperparameters, starts, rule, states)
         if self._pool is not None:
             self._pool.begin_at(vector)
 
@@ -123,6 +124,7 @@ class DeviceTrainer:
                     anchor,
                     None if rule is None else rule.rule,
                     None if rule is None else _of_one(rule),
+                    None if part.states is None else part.states[0],
                 )
             except trainer.TrainingDiverged as exc:
                 return _failed(at, start, str(exc), rule)
@@ -135,6 +137,7 @@ class DeviceTrainer:
             problems=("",),
             kept={name: vector[np.newaxis] for name, vector in result.kept.items()},
             returned={name: vector[np.newaxis] for name, vector in result.returned.items()},
+            states=None if result.state is None else result.state[np.newaxis],
         )
 
     @contextmanager

@@ -4,9 +4,10 @@ Each model has parameters and a mini-batch of its own. A product of the batch is
 per model, so that no result depends on the other models of the batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,15 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.device_agent.trainer import Descent
-from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult
-from fairbed.testbed.replay.cohort.batches import Batches
+from fairbed.testbed.replay.cohort.base import CohortPart, CohortResult, own_states, steps_of
+from fairbed.testbed.replay.cohort.batches import Batches, StackedBatch, augmented
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Examples
 from fairbed.wire.artifact import TaskKind, TaskSpec
 from fairbed.wire.evaluation import Targets
+
+if TYPE_CHECKING:
+    from fairbed.wire.augment import Augmenter
 
 Array = NDArray[np.float32]
 
@@ -62,6 +66,7 @@ class DenseNet:
             end = bias.offset + bias.size
             self._layers.append(_Layer(weight.offset, bias.offset, end, (rows, columns)))
         self._losses = LOSSES[spec.kind]
+        self.spec = spec
         self.n_params = spec.layout.n_params
         self.values_per_example = sum(sum(layer.shape) for layer in self._layers)
         """Approximate number of values that a pass holds per example."""
@@ -193,6 +198,54 @@ def _gradient_at(
     return net.gradient(params, x, y, w, out), out
 
 
+@dataclass(frozen=True, slots=True)
+class _MixedBatch:
+    """Mini-batches of A models after augmentation."""
+
+    x: Array
+    """Shape (A, B, features)."""
+    y: Targets
+    other: Targets | None
+    """Targets of the examples that were mixed in; None: none were."""
+    weights: Array
+    """Shape (A, B)."""
+    shares: Floats
+    """Weight of the loss with `y`, shape (A,)."""
+
+    def gradient(self, net: DenseNet, params: Array, out: Array, factor: float) -> Floats:
+        """Return losses, and write gradients, as `DenseNet.gradient`."""
+        loss = net.gradient(params, self.x, self.y, self.weights, out, factor)
+        if self.other is None:
+            return loss
+        second, share = np.empty_like(out), self.shares[:, np.newaxis].astype(np.float32)
+        loss_2 = net.gradient(params, self.x, self.other, self.weights, second, factor)
+        out *= share
+        second *= np.float32(1.0) - share
+        out += second
+        mixed: Floats = self.shares * loss + (1.0 - self.shares) * loss_2
+        return mixed
+
+
+def _drawn(
+    net: DenseNet,
+    augmenter: "Augmenter",
+    batch: StackedBatch,
+    x: Array,
+    y: Targets,
+    seeds: Sequence[int],
+) -> _MixedBatch:
+    """Return mini-batches after the augmentations that each device draws."""
+    shaped = x.reshape(*batch.index.shape, *net.spec.x_shape)
+    new, y, other, shares = augmented(augmenter, batch, shaped, y, seeds)
+    return _MixedBatch(new.reshape(x.shape), y, other, batch.weights, shares)
+
+
+def _gradient_of(net: DenseNet, mini_batch: _MixedBatch, params: Array) -> tuple[Floats, Array]:
+    """Return losses and gradients at other parameters; see `Step.gradient_at`."""
+    out = np.empty_like(params)
+    return mini_batch.gradient(net, params, out, 1.0), out
+
+
 def train_chunk(
     net: DenseNet,
     examples: Examples,
@@ -220,27 +273,46 @@ def train_chunk(
         else:
             params = part.starts.copy()
     rows = [examples.rows(job.device) for job in part.jobs]
-    batches = Batches([job.seed for job in part.jobs], rows, hyperparameters)
-    descent = (
-        Descent(params, hyperparameters, anchor)
-        if rule is None
-        else Descent(params, hyperparameters, anchor, rule.rule, rule.vectors)
+    steps = steps_of([len(one) for one in rows], part.jobs, hyperparameters)
+    seeds = [job.seed for job in part.jobs]
+    batches = Batches(seeds, rows, hyperparameters, steps)
+    states, lengths = own_states(part, net.n_params), np.array(steps, dtype=np.int64)
+    descent = Descent(
+        params,
+        hyperparameters,
+        anchor,
+        None if rule is None else rule.rule,
+        None if rule is None else rule.vectors,
+        states,
+        lengths,
     )
     gradient = np.empty_like(params)
     factor = hyperparameters.learning_rate if descent.is_plain else 1.0
+    augmenter = None
+    if hyperparameters.augment:
+        from fairbed.wire.augment import Augmenter
+
+        augmenter = Augmenter(hyperparameters.augment, net.spec)
     progress = Progress(batches.steps, lambda i: examples.take(rows[i])[0])
     with np.errstate(all="ignore"):
         for step in range(progress.last):
             active = progress.active(step)
             batch, on = batches.next(active), slice(0, active)
             x, y = examples.take(batch.index)
-            loss = net.gradient(params[on], x, y, batch.weights, gradient[on], factor)
-            if descent.has_rules:
+            if augmenter is None:
+                loss = net.gradient(params[on], x, y, batch.weights, gradient[on], factor)
                 gradient_at = partial(_gradient_at, net, x, y, batch.weights)
+            else:
+                mini_batch = _drawn(net, augmenter, batch, x, y, seeds)
+                loss = mini_batch.gradient(net, params[on], gradient[on], factor)
+                gradient_at = partial(_gradient_of, net, mini_batch)
+            if descent.has_rules:
                 descent.apply_rules(gradient[on], loss, params[on, :0], gradient_at, on)
             descent.step(gradient[on], on, is_scaled=descent.is_plain)
             progress.record(step, batch, loss)
+        if states is not None:
+            descent.count_steps(lengths)
         if rule is None:
-            return progress.results(part.at, params, {}, {})
+            return progress.results(part.at, params, {}, {}, states)
         kept, returned = rule.rule.end(descent.trained(progress.steps))
-    return progress.results(part.at, params, kept, returned)
+    return progress.results(part.at, params, kept, returned, states)

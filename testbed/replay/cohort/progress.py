@@ -55,6 +55,7 @@ class Progress:
         vectors: Vector,
         kept: Mapping[str, Vector],
         returned: Mapping[str, Vector],
+        states: Vector | None = None,
     ) -> CohortResult:
         """Return the results of the devices.
 
@@ -63,6 +64,7 @@ class Progress:
             vectors: Models after the last steps, shape (G, n_values).
             kept: Vectors of the local rule that stay on the devices, each (G, n_params).
             returned: Vectors of the local rule that go with the updates, each (G, n_params).
+            states: States of the optimiser, shape (G, n_state); None if none is kept.
         """
         problems = [""] * len(self._steps)
         is_finite: Bools = np.isfinite(self._losses)
@@ -82,6 +84,7 @@ class Progress:
             problems=tuple(problems),
             kept=kept,
             returned=returned,
+            states=states,
         )
 
     def _not_finite(self, vector: Vector, i: int) -> str:

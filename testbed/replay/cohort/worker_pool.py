@@ -2,7 +2,7 @@
 
 Threads that train would wait for each other at the interpreter's lock. The examples, the global
 model and the trained models are in shared memory, so that a chunk moves a few hundred bytes through
-a pipe; the vectors of a local rule take the pipe. A worker is
+a pipe; the vectors of a local rule and states of the optimiser take the pipe. A worker is
 `python -m fairbed.testbed.replay.cohort.worker_pool`.
 docs/decisions/0011-a-cohort-trains-in-cache.md compares this with loky.
 """
@@ -138,7 +138,7 @@ class _Worker:
         return self._is_ready
 
     def call(self, part: CohortPart) -> Any:
-        """Return steps, losses, problems and vectors of the local rule of a chunk.
+        """Return steps, losses, problems, vectors of the local rule, and states of a chunk.
 
         Its models are in `trained[slot]`. If the part has models of its own, they begin at the
         values that are there, and else at the global model.
@@ -234,12 +234,12 @@ class WorkerPool:
             slot = self._shared["trained"][worker.slot, : len(part.jobs)]
             if part.starts is not None:
                 slot[:] = part.starts
-            steps, loss_train, problems, kept, returned = worker.call(part)
+            steps, loss_train, problems, *vectors_of = worker.call(part)
             vectors = slot.copy()
         finally:
             self._idle.put(worker)
         places = np.array(part.at, dtype=np.int64)
-        return CohortResult(places, vectors, steps, loss_train, problems, kept, returned)
+        return CohortResult(places, vectors, steps, loss_train, problems, *vectors_of)
 
     def close(self) -> None:
         """End all processes."""
@@ -298,9 +298,8 @@ def main() -> None:
                 except PluginError as exc:
                     pipe.send(exc)
                 else:
-                    pipe.send(
-                        (done.steps, done.loss_train, done.problems, done.kept, done.returned)
-                    )
+                    found = done.steps, done.loss_train, done.problems
+                    pipe.send((*found, done.kept, done.returned, done.states))
 
 
 def sent_rule(rule: CohortRule | None) -> SentRule | None:

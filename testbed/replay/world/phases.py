@@ -78,6 +78,9 @@ NOISY = (
 PART_OF = [{Purpose.DOWNLOAD: 0, Purpose.UPLOAD: 2}.get(phase, 1) for phase in NOISY]
 """The part of an exchange of each phase of `NOISY` (`testbed.experiment.noise.PARTS`)."""
 
+TRAINING = 3
+"""Row of training in `PhaseModel.base_s`."""
+
 DECODING, ENCODING = NOISY.index(Purpose.DECODE), NOISY.index(Purpose.ENCODE)
 
 TRAIN, CHUNK_REQUEST, MODEL, OFFER, GRANT, UPDATE = range(6)
@@ -105,6 +108,8 @@ class CohortRequest:
     """Standard normal numbers for the delays of six messages, shape (6, K)."""
     tcp_seeds: Ints
     """Seeds of the losses of packets, shape (K,)."""
+    drawn: tuple[Ints, Floats] | None = None
+    """Steps and work of training that the devices have drawn, as `Work.draws` returns them."""
 
     def of_one(self, at: int) -> "CohortRequest":
         """Return the request to one device of the cohort."""
@@ -119,6 +124,7 @@ class CohortRequest:
             noise_factors=self.noise_factors[:, one],
             delay_noise=self.delay_noise[:, one],
             tcp_seeds=self.tcp_seeds[one],
+            drawn=None if self.drawn is None else (self.drawn[0][one], self.drawn[1][one]),
         )
 
 
@@ -315,6 +321,10 @@ class PhaseModel:
         rows, means, sizes = request.rows, self.means, self.sizes
         speed = self.speed(rows, means.busy_cores[rows], means.clock_ratio[rows])
         base_s = self.base_s(rows, speed, means.down_bps[rows], means.up_bps[rows])
+        steps = self.work.steps[rows]
+        if request.drawn is not None:
+            steps, train_s = request.drawn
+            base_s[TRAINING] = train_s / speed
         base_s = base_s * request.noise_factors[: len(base_s)]
         decode_s, encode_s = self.coding_s(speed, request.is_packed & ~request.has_model)
         delay_s = np.maximum(means.delay_s[rows] + means.jitter_s[rows] * request.delay_noise, 0.0)
@@ -334,7 +344,7 @@ class PhaseModel:
             decode_s=decode_s * request.noise_factors[DECODING],
             load_s=np.where(request.is_cold, base_s[1], 0.0),
             evaluate_s=base_s[2],
-            train_s=base_s[3],
+            train_s=base_s[TRAINING],
             personal_s=self.work.personal_s[rows] / speed * request.noise_factors[3],
             encode_s=encode_s * request.noise_factors[ENCODING],
             upload_s=delay_s[GRANT] + up_s + delay_s[UPDATE],
@@ -350,7 +360,7 @@ class PhaseModel:
                 packed_by if is_packed else "float32" for is_packed in request.is_packed.tolist()
             ),
             codec_up=sizes.codec_up,
-            steps=self.work.steps[rows],
+            steps=steps,
         )
 
     def _varies(self, row: int) -> bool:
@@ -384,7 +394,9 @@ class PhaseModel:
             cold_start_s=None if np.isnan(cold_s) else cold_s,
             is_cold=bool(request.is_cold[at]),
             evaluate_work_s=float(work.evaluate_s[row]),
-            train_work_s=float(work.train_s[row]),
+            train_work_s=float(
+                work.train_s[row] if request.drawn is None else request.drawn[1][at]
+            ),
             personal_work_s=float(work.personal_s[row]),
             decode_work_s=work.decode_s if is_unpacked else 0.0,
             encode_work_s=work.encode_s,

@@ -27,6 +27,7 @@ from fairbed.testbed.replay.world.measured_rates import MeasuredRates, Probes
 from fairbed.testbed.replay.world.phases import (
     MESSAGES,
     PHASES,
+    TRAINING,
     CohortRequest,
     PhaseModel,
     Purpose,
@@ -161,7 +162,7 @@ class ProfileWorld:
             link_age_s=np.maximum(self._down.age_s(now), self._up.age_s(now)),
             context_age_s=age_s,
             examples=self._work.examples,
-            true_tau_s=self._expected_s(now),
+            true_tau_s=self._expected_s(now, round_id),
             last=last,
             faults=self._probes.take_faults(),
         )
@@ -358,6 +359,7 @@ class ProfileWorld:
             delays=delays,
         )
         has_model = self._has_model[rows]
+        draws = self._work.draws if delays is Purpose.DELAY else None
         return CohortRequest(
             now=now,
             rows=rows,
@@ -373,6 +375,7 @@ class ProfileWorld:
                 rows,
                 Purpose.TCP if delays is Purpose.DELAY else Purpose.TCP_QUERY,
             ),
+            drawn=None if draws is None else draws(round_id, rows),
         )
 
     def _measure_rates(
@@ -423,10 +426,13 @@ class ProfileWorld:
             self._constant_mu = mu
         return mu
 
-    def _expected_s(self, now: float) -> Floats:
-        """Return the exchange times under the conditions of `now`, seconds, shape (N,)."""
+    def _expected_s(self, now: float, round_id: int) -> Floats:
+        """Return the exchange times of a round under the conditions of `now`, seconds, (N,)."""
         speed, base_s = self._speed_and_phases(now)
         phases_s, (down_bits, _) = base_s.copy(), self.transfer_bits
+        if self._work.draws is not None:
+            rows = np.arange(len(self), dtype=np.int64)
+            phases_s[TRAINING] = self._work.draws(round_id, rows)[1] / speed
         phases_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
         phases_s[1, self._is_warm | self._has_model] = 0.0
         trip_s = 2.0 * self._means.delay_s

@@ -1,5 +1,6 @@
 """Sizes on the wire and work on the device, which determine the exchange times of a task."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +109,9 @@ class Work:
     """Unpacking a model, the same for every device."""
     encode_s: float
     """Encoding an update, the same for every device."""
+    draws: Callable[[int, Ints], tuple[Ints, Floats]] | None = None
+    """Returns steps and `train_s` of devices, each of shape (K,), given the round of their dispatch
+    and their rows; None: they are the same in every round."""
 
     @classmethod
     def of(
@@ -122,7 +126,7 @@ class Work:
         part_size: Ints | None = None,
         lengths: Ints | None = None,
     ) -> "Work":
-        """Return the work of a round, the same in every round.
+        """Return the work of a round: `steps` and `train_s` are the most that devices draw.
 
         Args:
             config: Settings of training.
@@ -141,11 +145,24 @@ class Work:
         counts = examples[:, np.newaxis] if lengths is None else lengths
         evaluate_s = _forward_pass_s(costs, counts)
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
+        draws = None
+        if training.draws_work:
+            from fairbed.coordinator.policy.local_work import LocalWork
+
+            work = LocalWork(training, config.seed_training)
+
+            def draws(round_id: int, rows: Ints) -> tuple[Ints, Floats]:
+                drawn = work.steps(round_id, rows, examples[rows])
+                sizes = size if isinstance(size, int) else size[rows]
+                train_s = _train_s(costs, counts[rows], drawn, training.batch_size, sizes)
+                return drawn, training.gradients_per_step * train_s
+
         return cls(
             examples=examples,
             shard_bytes=shard_bytes,
             steps=steps,
-            train_s=_train_s(costs, counts, steps, training.batch_size, size),
+            train_s=training.gradients_per_step
+            * _train_s(costs, counts, steps, training.batch_size, size),
             personal_s=_personal_s(config, costs, counts, size),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
@@ -154,6 +171,7 @@ class Work:
             else _forward_pass_s(costs, share_of(counts, queried)),
             decode_s=costs.decode_s,
             encode_s=costs.encode_s,
+            draws=draws,
         )
 
 
@@ -185,6 +203,7 @@ def _personal_s(
     left = examples - drawn
     steps = steps_of(h, left)
     section_s = _train_s(costs, share_of(counts, left), steps, h.batch_size, part_size)
+    section_s = training.gradients_per_step * section_s
     if is_fixed:
         return section_s
     sections, validations = (candidates, 1) if settings.choice == "local" else (1, steps)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from examples.feddyn import FedDyn
 from examples.scaffold import Scaffold
 from fairbed.coordinator.algorithms.aggregation.aggregator import Aggregator
-from fairbed.coordinator.algorithms.aggregation.base import Stateless, Updates
+from fairbed.coordinator.algorithms.aggregation.base import Stack, Stateless, Updates
 from fairbed.coordinator.algorithms.aggregation.contract import TrialRound, merged, trial_rounds
 from fairbed.coordinator.algorithms.aggregation.guard import normalised
 from fairbed.coordinator.algorithms.arrays import Floats
@@ -19,6 +19,7 @@ from fairbed.coordinator.policy.combinations import (
     are_weights_ignored,
     built_in_gradient,
     ignored_weights,
+    kept_problem,
     local_rule_problem,
     local_step_problem,
     unread_keys,
@@ -32,11 +33,12 @@ from fairbed.coordinator.policy.config import (
     CoordinatorConfig,
     Defence,
     PrivacyConfig,
+    RoundConfig,
     SelectionConfig,
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
-from fairbed.coordinator.policy.factories import make_aggregator, make_defence
+from fairbed.coordinator.policy.factories import make_aggregator, make_defence, step_problem
 from fairbed.device_agent.trainer import Descent
 from fairbed.wire.local_training import EXTRAS, UNDECLARED
 from fairbed.wire.plugins import PluginError
@@ -221,6 +223,8 @@ BEYOND: dict[str, dict[str, Any]] = {
     },
     "defence": {"aggregation": AggregationConfig(weights="equal", defence="clip")},
     "server": {"aggregation": AggregationConfig(weights="equal", server="momentum")},
+    "optimiser": {"training": TrainingConfig(optimiser="adam")},
+    "schedule": {"training": TrainingConfig(schedule_by="step", warm_up=3)},
 }
 """An experiment with 4 devices for each setting beyond plain SGD and FedAvg."""
 
@@ -257,6 +261,8 @@ def value_of(extra: str) -> str:
         "pseudo_gradient": '"fednova"',
         "defence": '"clip"',
         "server": '"momentum"',
+        "optimiser": '"adam"',
+        "schedule": '"step"',
     }
     return values.get(extra, "0.1")
 
@@ -282,9 +288,10 @@ def test_our_examples_refuse_what_their_formulas_exclude() -> None:
     for rule, excluded in (
         (
             Scaffold(),
-            "momentum weight_decay proximal clip_norm changing_weights pseudo_gradient defence",
+            "momentum weight_decay proximal clip_norm changing_weights pseudo_gradient defence "
+            "optimiser schedule",
         ),
-        (FedDyn(), "proximal changing_weights pseudo_gradient defence server"),
+        (FedDyn(), "proximal changing_weights pseudo_gradient defence server optimiser schedule"),
     ):
         refused = [
             extra
@@ -339,6 +346,11 @@ def test_decisions_refuse_a_rule_at_the_start_and_when_the_fleet_grows_beyond_it
         (TrainingConfig(learning_rate=0.1, proximal=10.0, weight_decay=10.1), True),
         (TrainingConfig(learning_rate=0.1, proximal=30.0, clip_norm=1.0), False),
         (TrainingConfig(learning_rate=0.1, weight_decay=20.1, clip_norm=1.0), True),
+        (TrainingConfig(learning_rate=0.1, proximal=13.4, momentum=0.9, nesterov=True), False),
+        (TrainingConfig(learning_rate=0.1, proximal=13.7, momentum=0.9, nesterov=True), True),
+        (TrainingConfig(learning_rate=0.1, proximal=50.0, optimiser="adam"), False),
+        (TrainingConfig(learning_rate=0.1, weight_decay=19.9, optimiser="adamw"), False),
+        (TrainingConfig(learning_rate=0.1, weight_decay=20.1, optimiser="adamw"), True),
     ],
 )
 def test_steps_are_refused_exactly_where_they_diverge_without_any_loss(
@@ -357,3 +369,135 @@ def test_steps_are_refused_exactly_where_they_diverge_without_any_loss(
     assert bool(problem) == diverges
     if diverges:
         assert "local training would diverge on any data" in problem
+
+
+# Optimisers
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"optimiser": "adam", "momentum": 0.9}, "training.momentum must be left out with"),
+        ({"optimiser": "adamw", "nesterov": True}, "training.nesterov must be left out with"),
+        ({"nesterov": True}, "training.nesterov must have a momentum above 0, got 0"),
+        ({"optimiser_state": "kept"}, 'must be "reset" for sgd without momentum'),
+        ({"schedule": "cosine"}, "training.schedule_length must be set with schedule cosine by"),
+        (
+            {"schedule": "cosine", "schedule_length": 5, "warm_up": 5},
+            "training.schedule_length must be above warm_up, got 5 and 5",
+        ),
+        (
+            {"schedule": "cosine", "schedule_length": 5, "least_learning_rate": 0.2},
+            "training.least_learning_rate must be at most learning_rate, got 0.2 and 0.1",
+        ),
+        ({"least_epochs": 3, "epochs": 2}, "training.least_epochs must be at most training.epochs"),
+        ({"least_steps": 3}, "training.least_steps must be at most training.max_steps, got 3 with"),
+        ({"augment": ({"kind": "flop"},)}, "kind must be one of flip, crop"),
+    ],
+)
+def test_keys_of_an_optimiser_that_contradict_each_other_are_refused(
+    keys: dict[str, Any], line: str
+) -> None:
+    problem = TrainingConfig(**keys).optimiser_problem()
+    assert line in problem
+    assert "\n" not in problem
+    assert TrainingConfig().optimiser_problem() == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"optimiser": "adam"}, 'optimiser "adam"'),
+        ({"momentum": 0.9, "nesterov": True}, "nesterov true"),
+        ({"momentum": 0.9, "optimiser_state": "kept"}, 'optimiser_state "kept"'),
+        ({"schedule_by": "step", "warm_up": 3}, 'schedule_by "step"'),
+    ],
+)
+def test_fednova_is_refused_for_steps_that_its_normalisation_does_not_know(
+    keys: dict[str, Any], named: str
+) -> None:
+    fednova = AggregationConfig(pseudo_gradient="fednova")
+    problem = step_problem(fednova, TrainingConfig(**keys))
+    assert problem.startswith(
+        f"aggregation.pseudo_gradient must not be 'fednova' with training.{named}: "
+    )
+    assert step_problem(AggregationConfig(), TrainingConfig(**keys)) == ""
+
+
+def test_q_ffl_is_refused_for_steps_that_are_no_gradients_unless_they_are_normalised() -> None:
+    adam = TrainingConfig(optimiser="adam")
+    published = AggregationConfig(rule="q-fedavg", q=1.0)
+    assert 'aggregation.step must be "normalised" with rule ' in step_problem(published, adam)
+    for plain in (
+        AggregationConfig(rule="q-fedavg", q=0.0),
+        AggregationConfig(rule="q-fedavg", q=1.0, step="normalised"),
+    ):
+        assert step_problem(plain, adam) == ""
+    assert step_problem(published, TrainingConfig(momentum=0.9, nesterov=True)) == ""
+
+
+def test_late_updates_exclude_what_devices_keep_and_what_a_merge_cannot_know() -> None:
+    late, sync = RoundConfig(late="merge"), RoundConfig()
+    kept = TrainingConfig(momentum=0.9, optimiser_state="kept")
+    drawn, fednova = TrainingConfig(epochs=3, least_epochs=1), AggregationConfig()
+    assert "training.optimiser_state must be left out" in kept_problem(late, fednova, kept)
+    assert kept_problem(sync, fednova, kept) == kept_problem(late, fednova, drawn) == ""
+    fednova = AggregationConfig(pseudo_gradient="fednova")
+    assert "training.least_epochs must be left out" in kept_problem(late, fednova, drawn)
+    assert kept_problem(sync, fednova, drawn) == ""
+
+
+def test_fednova_counts_the_steps_that_each_device_has_drawn() -> None:
+    config = settings(
+        AggregationConfig(pseudo_gradient="fednova", weights="equal"),
+        training=TrainingConfig(epochs=5, least_epochs=1, batch_size=10),
+    )
+    decisions, rows = make_decisions(config), np.arange(40)
+    n_k = np.full(40, 30)
+    steps = decisions.local_steps(7, rows, n_k)
+    assert set(steps.tolist()) == {3, 6, 9, 12, 15}
+    assert steps.tolist() != decisions.local_steps(8, rows, n_k).tolist()
+    sent = np.zeros(3, np.float32)
+    merge = decisions.begin_merge(7, sent, 3, list)  # type: ignore[arg-type]
+    models = np.outer(steps, np.ones(3)).astype(np.float32)
+    merge.add_all(Stack(rows, n_k, models, None))
+    assert merge.finish().vector == pytest.approx(steps.mean()), "each step has length 1"
+
+
+def test_what_an_optimiser_cancels_or_leaves_unread_is_stated() -> None:
+    propfair = settings(training=TrainingConfig(rule="propfair", optimiser="adam"))
+    (line,) = without_effect(propfair, None)
+    assert line.startswith("training.rule 'propfair' has little effect with training.optimiser")
+    sgd = settings(training=TrainingConfig(betas=(0.5, 0.9), least_learning_rate=0.01))
+    assert [line.partition(" has no effect")[0] for line in unread_keys(sgd)] == [
+        "training.betas (0.5, 0.9)",
+        "training.least_learning_rate 0.01",
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["step", "cosine"])
+def test_a_schedule_by_round_is_that_of_torch(schedule: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    training = TrainingConfig(
+        learning_rate=0.4,
+        schedule=schedule,  # type: ignore[arg-type]
+        warm_up=4,
+        schedule_length=20,
+        least_learning_rate=0.01,
+        learning_rate_decay=0.5,
+        decay_every=3,
+    )
+    rates = torch.optim.lr_scheduler
+    made = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    then = (
+        rates.CosineAnnealingLR(made, 16, 0.01)
+        if schedule == "cosine"
+        else rates.StepLR(made, 3, 0.5)
+    )
+    both = rates.SequentialLR(made, [rates.LinearLR(made, 0.25, 1.0, 3), then], [4])
+    for round_id in range(1, 21):
+        assert training.learning_rate_at(round_id) == pytest.approx(made.param_groups[0]["lr"])
+        made.step()
+        both.step()
+    if schedule == "cosine":
+        assert training.learning_rate_at(99) == pytest.approx(0.01), "it stays"

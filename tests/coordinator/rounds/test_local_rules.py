@@ -1,6 +1,7 @@
 """Runs with a local rule: real agents train by it, its vectors travel with model and update."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +16,9 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
     TrainingConfig,
 )
+from fairbed.device_agent import agent
 from fairbed.device_agent.stored_vector import KEPT, file_of
+from fairbed.wire.messages import Capabilities
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.tensors import BYTES_PER_VALUE
 from tests.coordinator.lab import ARTIFACT, NAMES, PATIENT, WHOLE_FLEET, Lab, lab, make_config
@@ -154,6 +157,46 @@ async def test_a_device_without_the_rule_is_never_selected(tmp_path: Path) -> No
     assert event.text == (
         f"its agent has no local rule {DRIFT}, which the run needs, so it is never selected; "
         f"start its agent with --local-training {DRIFT}"
+    )
+
+
+@pytest.mark.parametrize("lacking", ["optimisers", "augment"])
+async def test_an_agent_that_would_train_plain_sgd_is_never_selected(
+    tmp_path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older agent, which names other skills."""
+    training = (
+        TrainingConfig(optimiser="adam")
+        if lacking == "optimisers"
+        else TrainingConfig(augment=({"kind": "noise"},))
+    )
+    made, real = list[Capabilities](), agent.capabilities
+
+    def older_first(*arguments: Any, **options: Any) -> Capabilities:
+        found = real(*arguments, **options)
+        skills = found.skills if made else tuple(s for s in found.skills if s != lacking)
+        made.append(msgspec.structs.replace(found, skills=skills))
+        return made[-1]
+
+    monkeypatch.setattr(agent, "capabilities", older_first)
+    async with lab(tmp_path, agents=0) as place:
+        prepared(place).start_agent("pi-0")
+        place.start_agent("pi-1")
+        place.start_agent("pi-2")
+        config = make_config(
+            2,
+            training=training,
+            selection=SelectionConfig(policy="uniform", per_round=3),
+            round=RoundConfig(min_devices=2, deadline_s=30.0, join_timeout_s=30.0),
+        )
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        assert {x.device for x in reader.exchanges()} == {"pi-1", "pi-2"}
+        (event,) = [e for _, e in reader.events() if e.kind == "skill"]
+    assert event.device == "pi-0"
+    assert event.text == (
+        f"its agent does not know {lacking} of [training], which the run uses, so it is never "
+        "selected; update its agent"
     )
 
 

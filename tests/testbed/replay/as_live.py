@@ -18,7 +18,7 @@ from fairbed.device_agent.privacy import SeededNoise
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.device_vectors import LocalValues
+from fairbed.testbed.replay.device_vectors import LocalValues, optimiser_states
 from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.engine.rows import exchange_rows, release_rows, round_row
 from fairbed.testbed.replay.learning import BatchLosses, Learning
@@ -135,7 +135,15 @@ def a_learning(
     local = LocalValues(layout, vector) if layout.local.size else None
     folder.mkdir(parents=True, exist_ok=True)
     return Learning(
-        decisions, trainer, NormEvaluator(), vector, folder, batches, attacks, local=local
+        decisions,
+        trainer,
+        NormEvaluator(),
+        vector,
+        folder,
+        batches,
+        attacks,
+        local=local,
+        states=optimiser_states(decisions.config.training, layout),
     )
 
 

@@ -10,6 +10,7 @@ from fairbed.coordinator.policy.config import (
     PrivacyConfig,
     RoundConfig,
     SelectionConfig,
+    TrainingConfig,
 )
 from tests.coordinator.lab import NAMES, WHOLE_FLEET, make_config
 from tests.testbed.replay.as_live import (
@@ -87,6 +88,50 @@ async def test_overlapping_rounds_equal_the_live_ones(
     if privacy.is_on:
         assert virtual.releases == live.releases
         assert [virtual.releases[name] for name in NAMES] == [4, 4, 1], "late updates were sent"
+
+
+OWN_WORK = {
+    "adam, kept": TrainingConfig(
+        learning_rate=0.02,
+        batch_size=8,
+        epochs=3,
+        least_epochs=1,
+        optimiser="adamw",
+        weight_decay=0.1,
+        optimiser_state="kept",
+        clip_norm=1.0,
+        proximal=0.1,
+    ),
+    "nesterov, a schedule by step": TrainingConfig(
+        batch_size=8,
+        epochs=2,
+        max_steps=9,
+        least_steps=3,
+        momentum=0.9,
+        nesterov=True,
+        schedule="cosine",
+        schedule_by="step",
+        warm_up=3,
+        micro_batch=3,
+        augment=({"kind": "noise", "std": 0.1}, {"kind": "mixup"}),
+    ),
+}
+"""Optimisers, and local work that each device draws for a round."""
+
+
+@pytest.mark.parametrize("name", OWN_WORK)
+async def test_what_devices_draw_and_keep_is_that_of_a_live_run(tmp_path: Path, name: str) -> None:
+    selection = SelectionConfig(policy="uniform", per_round=2)
+    config = make_config(5, selection=selection, round=joining(), training=OWN_WORK[name])
+    place = await run_live(tmp_path / "live", config, (0.0, 0.0, 0.0))
+    with place.reader() as reader:
+        live = Story(reader.rounds(), reader.exchanges(0), reader.releases())
+        steps = {x.steps for x in reader.exchanges(0)}
+    virtual = replay_story(tmp_path / "replay", config, (0.5, 0.6, 0.7))
+    chosen, again = ([x[:3] for x in story.exchanges] for story in (virtual, live))
+    assert chosen == again
+    assert virtual.models == live.models, "bit for bit"
+    assert len(steps) > 1, "devices draw"
 
 
 async def test_rounds_in_which_all_devices_are_at_work_are_counted_as_live(tmp_path: Path) -> None:

@@ -357,6 +357,31 @@ def test_max_steps_limits_the_work(device: str) -> None:
     np.testing.assert_allclose(column(first.exchanges, "train_s"), 5 * 22e-3 / SPEED, rtol=0.1)
 
 
+@pytest.mark.parametrize("varies", [False, True], ids=["constant", "integrated"])
+def test_a_device_trains_for_as_long_as_it_has_drawn(device: str, varies: bool) -> None:
+    """Also where conditions vary over time, and in what an oracle knows before the selection."""
+    fleet: dict[str, object] = {"profile": device, "count": 12}
+    if varies:
+        fleet["outage"] = [{"kind": "coverage", "start_s": 1e6, "duration_s": 1.0}]
+    training = {"epochs": 9, "least_epochs": 2, "batch_size": 20}
+    of = experiment(fleet, training=training, selection={"per_round": 12})
+    _, rounds = replay_rounds(of, 3)
+    steps = np.array([[x.steps for x in one.exchanges] for one in rounds])
+    assert {*steps.ravel().tolist()} <= {6 * epochs for epochs in range(2, 10)}
+    assert len({*steps.ravel().tolist()}) > 4
+    assert (steps[0] != steps[1]).any()
+    for one in rounds:
+        train_s = column(one.exchanges, "train_s")
+        work_s = np.array([x.steps for x in one.exchanges]) / 12 * TRAIN_S
+        np.testing.assert_allclose(train_s, work_s, rtol=1e-6)
+    known = rounds[2].snapshot.true_tau_s
+    taken = rounds[2].exchanges
+    rows = [x.row for x in taken]
+    total = np.array([x.signal_s + x.download_s + x.train_s + x.upload_s for x in taken])
+    gaps = known[rows] - total
+    assert np.ptp(gaps) < 0.02, "the oracle knows what each device has drawn"
+
+
 def test_a_hot_device_is_slower_and_reports_fewer_cores(tmp_path: Path) -> None:
     hot = """
 [thermal]

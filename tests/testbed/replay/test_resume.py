@@ -56,8 +56,29 @@ def experiment(path: Path, settings: list[str]) -> Experiment:
         (EXAMPLES / "rbcs-f-paper.toml", ["rounds=60", "round.late=merge", "round.deadline_s=3"]),
         (QUICKSTART, [*BARE, "rounds=40", "round.late=merge", "round.deadline_s=1.5"]),
         (EXAMPLES / "phones.toml", [*BARE, "rounds=40", "round.mode=async", "replay.noise=0.1"]),
+        (
+            QUICKSTART,
+            [
+                "rounds=34",
+                "model.name=softmax",
+                "evaluation.every=0",
+                "training.optimiser=adam",
+                "training.optimiser_state=kept",
+                "training.epochs=2",
+                "training.least_epochs=1",
+                'training.augment=[{kind="noise"}]',
+            ],
+        ),
     ],
-    ids=["linear", "profiles", "drawn", "linear late", "profiles late", "drawn async"],
+    ids=[
+        "linear",
+        "profiles",
+        "drawn",
+        "linear late",
+        "profiles late",
+        "drawn async",
+        "kept states",
+    ],
 )
 def test_a_resumed_replay_equals_an_uninterrupted_one(
     tmp_path: Path, path: Path, settings: list[str]

@@ -166,6 +166,7 @@ class StubTrainer:
         hyperparameters: Hyperparameters,
         starts: Vector | None = None,
         rule: CohortRule | None = None,
+        states: Vector | None = None,
     ) -> Iterator[CohortResult]:
         """Yield one result of all jobs."""
         noise = [np.random.default_rng(job.seed).standard_normal(vector.size) for job in jobs]

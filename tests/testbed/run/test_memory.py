@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fairbed import profiles
 from fairbed.coordinator.state.memory import TaskMemory
@@ -23,7 +24,7 @@ from fairbed.testbed.run.memory import (
 )
 from fairbed.testbed.run.preflight import settings_findings
 from fairbed.wire.artifact import decode_artifact, encode_artifact
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import Hyperparameters, Optimiser
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
 MODELS = "tests.device_agent.engines.torch_models"
@@ -98,6 +99,11 @@ def test_shipped_models_are_not_measured(name: str, monkeypatch: pytest.MonkeyPa
     assert memory is None
     assert work is not None
     assert host_memory.bound_bytes(task.spec.layout, work, 1) > host_memory.AGENT_BYTES
+    size, own = task.spec.layout.size_bytes, Optimiser(name="adam")
+    for optimiser, more in ((own, 1), (structs.replace(own, keeps_state=True), 9)):
+        adam = structs.replace(h, optimiser=optimiser)
+        bound = host_memory.bound_bytes(task.spec.layout, work, 1, adam)
+        assert bound == host_memory.bound_bytes(task.spec.layout, work, 1) + more * size
 
 
 def test_the_run_names_statistics_of_parts() -> None:

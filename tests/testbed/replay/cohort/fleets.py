@@ -19,7 +19,7 @@ from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, CohortRu
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact, decode_artifact, initial_vector
 from fairbed.wire.local_training import Merged, Step, Trained
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import Hyperparameters, Optimiser, Schedule
 
 SIZES = (3, 26, 51, 26, 90, 40, 13)
 """Examples of each device, the held-out ones included."""
@@ -93,6 +93,7 @@ def on_devices(
     jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
     rule: CohortRule | None = None,
+    states: Vector | None = None,
 ) -> list[trainer.TrainResult]:
     """Return the results of the devices' own engine and trainer."""
     engine = open_own_engine(artifact)
@@ -106,16 +107,47 @@ def on_devices(
                 vector,
                 x,
                 y,
-                hyperparameters,
+                job.fitted(hyperparameters),
                 job.seed,
                 Meter(),
                 lambda: False,
                 None,
                 None if rule is None else rule.rule,
                 None if rule is None else {**rule.sent, **kept},
+                None if states is None else states[at],
             )
         )
     return results
+
+
+OPTIMISERS = {
+    "adam": Hyperparameters(
+        epochs=2,
+        batch_size=20,
+        learning_rate=0.01,
+        weight_decay=0.01,
+        clip_norm=1.0,
+        proximal=0.1,
+        optimiser=Optimiser(name="adam", keeps_state=True),
+    ),
+    "adamw": Hyperparameters(
+        epochs=1,
+        batch_size=20,
+        learning_rate=0.01,
+        weight_decay=0.1,
+        optimiser=Optimiser(name="adamw", betas=(0.8, 0.99), keeps_state=True),
+        schedule=Schedule(kind="cosine", warm_up=2),
+    ),
+    "nesterov": Hyperparameters(
+        epochs=3,
+        batch_size=20,
+        learning_rate=0.05,
+        momentum=0.9,
+        optimiser=Optimiser(nesterov=True, keeps_state=True),
+        schedule=Schedule(kind="step", warm_up=1, every=2, factor=0.5),
+    ),
+}
+"""Optimisers whose state is kept, with the other terms of a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.task.catalogue import build_task
-from fairbed.device_agent.trainer import mini_batches
+from fairbed.device_agent.trainer import local_steps, mini_batches
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
-from fairbed.testbed.replay.cohort.batches import Batches, longest_first, steps_of
+from fairbed.testbed.replay.cohort.batches import Batches, longest_first
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
@@ -58,9 +58,10 @@ def test_mini_batches_equal_those_of_the_device(
 
 def test_the_longest_come_first_and_ties_by_index() -> None:
     h = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.1)
-    assert longest_first([5, 31, 40, 9, 31], h) == [2, 1, 4, 3, 0]
+    n_k = [5, 31, 40, 9, 31]
+    assert longest_first(n_k, [local_steps(n, h) for n in n_k]) == [2, 1, 4, 3, 0]
     limited = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.1, max_steps=2)
-    assert [steps_of(n, limited) for n in (5, 31)] == [1, 2]
+    assert [local_steps(n, limited) for n in (5, 31)] == [1, 2]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -25,10 +25,11 @@ from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.functional import TorchTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact
-from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.messages import Augment, Hyperparameters
 from tests.testbed.replay.cohort.fleets import (
     DITTO,
     EVERYTHING,
+    OPTIMISERS,
     PLAIN,
     RECIPES,
     SIZES,
@@ -103,7 +104,11 @@ def test_an_update_equals_that_of_the_device(
         assert distance(answer.vector, truth.vector, start) < tolerance
 
 
-@pytest.mark.parametrize("hyperparameters", [DITTO, EVERYTHING], ids=["ditto", "everything"])
+@pytest.mark.parametrize(
+    "hyperparameters",
+    [DITTO, EVERYTHING, OPTIMISERS["adam"]],
+    ids=["ditto", "everything", "adam"],
+)
 @pytest.mark.parametrize(("make", "name"), CASES)
 def test_a_personal_model_equals_that_of_the_device(
     make: Make, name: str, hyperparameters: Hyperparameters
@@ -146,6 +151,63 @@ def test_parts_that_follow_from_the_memory_of_a_device_are_those_of_the_device(
         if make is the_devices:
             np.testing.assert_array_equal(answer.vector, truth.vector)
         assert distance(answer.vector, truth.vector, start) < TOLERANCE
+
+
+@pytest.mark.parametrize("terms", [PLAIN, OPTIMISERS["adamw"]], ids=["plain", "adamw"])
+@pytest.mark.parametrize(("make", "name"), RULE_CASES)
+def test_augmented_mini_batches_are_those_of_the_device(
+    make: Make, name: str, terms: Hyperparameters
+) -> None:
+    recipe, artifact = RECIPES[name], shipped(RECIPES[name])
+    kinds = ["noise", "mixup"]
+    if recipe.model == "cnn":
+        kinds = ["flip", "crop", "colour", "erase", *kinds]
+    augment = tuple(Augment(kind=kind) for kind in kinds)
+    h = msgspec.structs.replace(terms, augment=augment)
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+    answers = kept(make(artifact, shards).train(start, jobs, h), len(jobs))
+    truths = on_devices(artifact, shards, start, jobs, h)
+    plain = on_devices(artifact, shards, start, jobs[:1], terms)[0]
+    assert distance(truths[0].vector, plain.vector, start) > 0.01, "they change the training"
+    tolerance = MAX_POOL_TOLERANCE if recipe.model == "cnn" else TOLERANCE
+    for answer, truth in zip(answers, truths, strict=True):
+        assert truth.loss_train is not None
+        assert answer.loss_train == pytest.approx(truth.loss_train, rel=tolerance)
+        assert distance(answer.vector, truth.vector, start) < tolerance
+        if make is the_devices:
+            np.testing.assert_array_equal(answer.vector, truth.vector)
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize(("make", "name"), RULE_CASES)
+def test_an_optimiser_its_state_and_drawn_work_are_those_of_the_device(
+    make: Make, name: str, optimiser: str
+) -> None:
+    """Two rounds: the second goes on at the state of the first."""
+    recipe, artifact, h = RECIPES[name], shipped(RECIPES[name]), OPTIMISERS[optimiser]
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    start, states = start_of(artifact), None
+    jobs = [replace(job, epochs=1 + at % 3, max_steps=9 - at) for at, job in enumerate(jobs_of(7))]
+    trainer = make(artifact, shards)
+    tolerance = MAX_POOL_TOLERANCE if recipe.model == "cnn" else TOLERANCE
+    for _ in range(2):
+        found = dict[int, tuple[Vector, Vector, int]]()
+        for some in trainer.train(start, jobs, h, None, None, states):
+            assert some.states is not None
+            for i, at in enumerate(some.at.tolist()):
+                found[at] = some.vectors[i].copy(), some.states[i].copy(), int(some.steps[i])
+        truths = on_devices(artifact, shards, start, jobs, h, states=states)
+        for at, truth in enumerate(truths):
+            vector, state, steps = found[at]
+            assert truth.state is not None
+            assert steps == truth.steps
+            assert distance(vector, truth.vector, start) < tolerance
+            assert state[-2:].tolist() == truth.state[-2:].tolist(), "steps of both rounds"
+            scale = np.abs(truth.state).max()
+            np.testing.assert_allclose(state, truth.state, rtol=0.0, atol=tolerance * scale)
+        states = np.array([truth.state for truth in truths])
+    trainer.close()
 
 
 @pytest.mark.parametrize("rule_of", [split_drift, propfair])

@@ -32,6 +32,7 @@ from fairbed.wire.plugins import PluginError
 from tests.processes import is_gone, is_long_lived, own_children
 from tests.testbed.replay.cohort.fleets import (
     EVERYTHING,
+    OPTIMISERS,
     PLAIN,
     RECIPES,
     SIZES,
@@ -86,6 +87,8 @@ def same(one: CohortResult, other: CohortResult) -> bool:
         and one.problems == other.problems
         and bits(one.kept) == bits(other.kept)
         and bits(one.returned) == bits(other.returned)
+        and bits({} if one.states is None else {"states": one.states})
+        == bits({} if other.states is None else {"states": other.states})
     )
 
 
@@ -112,6 +115,21 @@ def test_a_worker_gives_the_results_of_the_replay_process(
                 own = replace(part, starts=here.vectors)
                 here = train_chunk(net, shards, start, own)
                 assert same(pool.train(own), here), "each device begins at a model of its own"
+
+
+def test_a_worker_goes_on_at_the_state_of_an_optimiser() -> None:
+    artifact, shards, h = shipped(RECIPES[MLP]), shards_of(), OPTIMISERS["adamw"]
+    jobs, net, start = jobs_of(len(SIZES)), DenseNet(artifact.spec), start_of(artifact)
+    part = CohortPart([4, 2], [jobs[4], replace(jobs[2], max_steps=2)], h)
+    with threadpool_limits(1, "blas"), ready_pool(shards) as pool:
+        pool.begin_at(start)
+        for _ in range(2):
+            here = train_chunk(net, shards, start, part)
+            assert here.states is not None
+            assert same(pool.train(part), here)
+            part = replace(part, states=here.states)
+    assert here.states is not None
+    assert here.states[:, -1].tolist() == (2 * here.steps).tolist()
 
 
 def test_a_worker_makes_the_local_rule_and_reports_its_faults() -> None:
