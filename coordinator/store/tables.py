@@ -810,7 +810,7 @@ class PersonalScoreRow:
 
 
 MetricPhase: TypeAlias = Literal[
-    *("fit", "evaluate", "personal", "merged fit", "merged evaluate", "central", "pooled", "test")
+    "fit", "evaluate", "personal", "merged fit", "merged evaluate", "central", "pooled", "test"
 ]
 """Where a metric is from: a training, and a test of the model or of the personal one, on a device;
 both as the strategy of an application has merged them; its own test of the model; the examples of
