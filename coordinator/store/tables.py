@@ -323,9 +323,9 @@ class DeviceRow:
     kind: str
     """physical, emulated or replayed."""
     base_bytes: int | None = None
-    """Size of the frozen part of the model, which the device has; NULL: the model has none."""
+    """Size of the frozen part of the model, which the device has; None: the model has none."""
     base_s: float | None = None
-    """Time in which the device downloaded it, once; NULL also if it had it before."""
+    """Time in which the device downloaded it, once; None also if it had it before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
