@@ -144,6 +144,11 @@ def summarise_run(
     is_study = is_listed and any(group.malicious is not None for group in info.plan.fleet)
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     privacy = privacy_summary(plan, releases.values())
+    worst = {
+        row.device: row.value
+        for row in named
+        if row.phase == "evaluate" and row.name == info.plan.evaluation.worst
+    }
     fleet, weight_ratios = list[DeviceSummary](), _weight_ratios(exchanges)
     rows_of = exchanges.by_device()
     left_out = Counter(exchanges.device[exchanges.numbers["defence_scale"] == 0.0].tolist())
@@ -167,6 +172,7 @@ def summarise_run(
                 train_s_median=measured.values["train_s_median"],
                 accuracy=metric.accuracy if metric else None,
                 auroc=metric.auroc if metric else None,
+                metric=worst.get(device.name),
                 rmse=metric.rmse if metric else None,
                 mae=metric.mae if metric else None,
                 loss=metric.loss if metric else None,

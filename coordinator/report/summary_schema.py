@@ -442,6 +442,8 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     """None for regression."""
     auroc: float | None
     """Only with two classes."""
+    metric: float | None
+    """That of `evaluation.worst`; null if it names none."""
     rmse: float | None
     """Only for regression; likewise the next."""
     mae: float | None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fairbed.coordinator.report.measures.entry import (
+    FOUR_DIGITS,
     JOULES,
     SECONDS,
     TWO_DIGITS,
@@ -295,6 +296,16 @@ DEVICE: tuple[DeviceMeasure, ...] = (
         room=FleetColumnOf(
             key="auroc", heading="AUROC", wide_heading="AUROC", letter="f", priority=2
         ),
+    ),
+    DeviceMeasure(
+        key="metric",
+        name="metric",
+        meaning=f"Metric that evaluation.worst names, of the global model {HELD_OUT}",
+        format=FOUR_DIGITS,
+        show=TextColumnOf(
+            heading="metric", priority=1, is_known=lambda s: s.worst_metric is not None
+        ),
+        report=PageColumnOf(heading="metric", is_known=_of_any("metric")),
     ),
     DeviceMeasure(
         key="rmse",

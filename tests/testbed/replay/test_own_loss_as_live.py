@@ -133,6 +133,11 @@ async def test_devices_with_own_data_report_the_metrics_that_the_coordinator_com
     text = summary_table(summary)
     assert "perplexity mean" in text
     assert "less is better; of evaluation.worst" in text
+    assert {one.name: one.metric for one in summary.fleet} == {
+        x.device: x.value for x in rows if x.name == "perplexity" and x.phase == "evaluate"
+    }
+    header = next(line for line in text.splitlines() if line.startswith("device  "))
+    assert "metric" in header
 
 
 def check_rows(
