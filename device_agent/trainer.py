@@ -176,31 +176,34 @@ def train(
         if is_first:
             loss_sum, seen = 0.0, 0.0
         engine.reseed(seed, steps)
+        x_b, y_b, changed = x[batch], y[batch], None
         if augmented is None:
-            at = _MiniBatch(x[batch], y[batch])
-            loss, gradient = engine.gradient(work, at.x, at.y, micro_batch, factor)
+            loss, gradient = engine.gradient(work, x_b, y_b, micro_batch, factor)
         else:
-            found = augmented.batch(x[batch], y[batch], seed, steps)
-            at = _MiniBatch(found.x, found.y, found.other, found.share)
-            loss, gradient = at.gradient(engine, work, micro_batch, factor)
+            found = augmented.batch(x_b, y_b, seed, steps)
+            changed = _MiniBatch(found.x, found.y, found.other, found.share)
+            loss, gradient = changed.gradient(engine, work, micro_batch, factor)
         steps += 1
         if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
         if loss < 0.0 and engine.spec.has_own_loss:
             raise TrainingDiverged(_negative("training", loss))
         if descent.has_rules:
+            at = changed or _MiniBatch(x_b, y_b)
             gradient_at = partial(_gradient_at, engine, work, at, micro_batch, gradient)
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient, is_scaled=is_scaled)
         padded = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
             meter.step(part.stop - part.start, padded)
-            if at.other is not None:  # a second gradient
+            if changed is not None and changed.other is not None:  # a second gradient
                 meter.step(part.stop - part.start, padded)
         positions = len(batch) * of_example if counts is None else counts[batch].sum().item()
-        if augmented is not None and counts is not None:
+        if changed is not None and counts is not None:
             weighs = engine.spec.weighs is True
-            positions = (engine.counts(at.y) if weighs else positions_of(at.y)).sum().item()
+            positions = (
+                (engine.counts(changed.y) if weighs else positions_of(changed.y)).sum().item()
+            )
         loss_sum += loss * positions
         seen += positions
     if not np.isfinite(work).all():

@@ -531,10 +531,10 @@ def source_sha256(name: str) -> bytes:
     with users_code(broken):
         import_from_here()
         found = importlib.util.find_spec(module)
-        loader = None if found is None else found.loader
-        if not isinstance(loader, SourceFileLoader):
-            raise broken("no file of Python")
-        return hashlib.sha256(loader.get_data(loader.path)).digest()
+        if found is None or found.origin is None or not found.has_location:
+            raise broken("no file")
+        content = SourceFileLoader(module, found.origin).get_data(found.origin)
+        return hashlib.sha256(content).digest()
 
 
 def permission_problem(wanted: Sequence[Augment], allowed: Collection[str]) -> str:

@@ -12,8 +12,10 @@ from fairbed.device_agent import local_training, trainer
 from fairbed.device_agent.jobs import Stopwatch
 from fairbed.device_agent.local_training import GuardedRule, allowed_rule, make_rule
 from fairbed.device_agent.stored_vector import KEPT, VectorStore
+from fairbed.wire.augment import source_sha256
 from fairbed.wire.messages import (
     DEVICE_PHASES,
+    Augment,
     Coding,
     Failed,
     Hello,
@@ -191,3 +193,25 @@ async def test_refuses_options_that_the_rule_does_not_take(
 ) -> None:
     local = LocalTraining(rule="propfair", options=options, run="run-a")
     assert fault in await failure_of(setup, local, Coding())
+
+
+async def test_augments_by_a_function_only_if_its_owner_allows_it(setup: AgentSetup) -> None:
+    path = "tests.wire.test_augment:shifted"
+    own = Augment(kind=path, options=(("by", 0.25),), sha256=source_sha256(path))
+    h = msgspec.structs.replace(SGD, augment=(own, Augment(kind="mixup")))
+    model = w(1)[:N_VALUES]
+    async with setup.running() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        await coordinator.request_training(1, model, hyperparameters=h)
+        failed = await coordinator.expect(Failed)
+    assert failed.reason == (
+        f"augmentation {path}: must be allowed by this device, got a path that is not; start the "
+        f"agent with --local-training {path}"
+    )
+    setup.local_rules = (path,)
+    async with setup.running() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        _, update = await coordinator.run_round(1, model, hyperparameters=h)
+    engine, (x, y) = SoftmaxEngine(softmax_artifact().spec), TRAINING.arrays()
+    truth = trainer.train(engine, model, x, y, h, 1, Meter(), lambda: False)
+    assert update.tobytes() == truth.vector.tobytes()

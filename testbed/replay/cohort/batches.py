@@ -29,7 +29,7 @@ class StackedBatch:
     """Weight of each example in its mean: 1 / count, and 0 for padding; shape (A, B)."""
     begins: Ints
     """Devices that begin an epoch with it, ascending, shape (<= A,)."""
-    step: int
+    step: int = 0
     """Number of the mini-batch in the round, from 0."""
 
 
