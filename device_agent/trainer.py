@@ -30,6 +30,7 @@ from fairbed.wire.tensors import batch_text
 if TYPE_CHECKING:
     from fairbed.device_agent.local_training import GradientRule
     from fairbed.device_agent.optimiser import Adam
+    from fairbed.wire.augment import Augmented
     from fairbed.wire.local_training import Trained
 
 
@@ -176,12 +177,11 @@ def train(
         if is_first:
             loss_sum, seen = 0.0, 0.0
         engine.reseed(seed, steps)
-        x_b, y_b, changed = x[batch], y[batch], None
+        changed = None  # not one step longer: examples may be as large as the model
         if augmented is None:
-            loss, gradient = engine.gradient(work, x_b, y_b, micro_batch, factor)
+            loss, gradient = engine.gradient(work, x[batch], y[batch], micro_batch, factor)
         else:
-            found = augmented.batch(x_b, y_b, seed, steps)
-            changed = _MiniBatch(found.x, found.y, found.other, found.share)
+            changed = _MiniBatch.of(augmented.batch(x[batch], y[batch], seed, steps))
             loss, gradient = changed.gradient(engine, work, micro_batch, factor)
         steps += 1
         if not math.isfinite(loss):
@@ -189,8 +189,14 @@ def train(
         if loss < 0.0 and engine.spec.has_own_loss:
             raise TrainingDiverged(_negative("training", loss))
         if descent.has_rules:
-            at = changed or _MiniBatch(x_b, y_b)
-            gradient_at = partial(_gradient_at, engine, work, at, micro_batch, gradient)
+            gradient_at = partial(
+                _gradient_at,
+                engine,
+                work,
+                changed or _MiniBatch(x[batch], y[batch]),
+                micro_batch,
+                gradient,
+            )
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
         descent.step(gradient, is_scaled=is_scaled)
         padded = None if buckets is None else int(buckets[batch].max())
@@ -248,6 +254,11 @@ class _MiniBatch:
     other: Targets | None = None
     share: float = 1.0
     """Weight of the loss with `y`; that with `other` has the rest."""
+
+    @classmethod
+    def of(cls, found: "Augmented") -> "_MiniBatch":
+        """Return what augmentations made of it."""
+        return cls(found.x, found.y, found.other, found.share)
 
     def gradient(
         self, engine: Engine, work: NDArray[np.float32], micro_batch: int | None, factor: float
