@@ -28,6 +28,7 @@ from typing import Final
 import msgspec
 
 import fairbed
+from fairbed.coordinator.policy.config import OF_MODULE
 from fairbed.coordinator.policy.plugins import (
     ESTIMATOR,
     LOCAL_RULE,
@@ -38,7 +39,6 @@ from fairbed.coordinator.policy.plugins import (
 )
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
-from fairbed.coordinator.task.changes import OF_MODULE
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.device_agent.installed import agent_version
 from fairbed.profiles.reads import noted

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from fairbed.wire.adaptation import LORA_A, LORA_B, Adaptation, Lora, fitting, unused
+from fairbed.wire.adaptation import LORA_A, LORA_B, fitting, unused
+from fairbed.wire.artifact import Adaptation, Lora
 
 _Forward: TypeAlias = Callable[[Any, torch.Tensor], torch.Tensor]
 

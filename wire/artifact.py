@@ -27,7 +27,6 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
-from fairbed.wire.adaptation import Adaptation
 from fairbed.wire.codec import Buffer, unpack
 from fairbed.wire.evaluation import OF_CLIENT, Predicted
 from fairbed.wire.messages import (
@@ -51,6 +50,8 @@ MAX_CLASSES = 1 << 20
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Label = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 TensorBytes = Annotated[bytes, Meta(max_length=MAX_VECTOR_BYTES)]
+Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
+Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=256)]
 Length = Annotated[int, Meta(ge=1, le=1 << 31)]
 MAX_REMARKS = 64
 MAX_BUCKETS = 32
@@ -360,6 +361,32 @@ class Base(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     layout: Layout
     sha256: Sha256
     """Of the blob (`wire.base_files`)."""
+
+
+class Lora(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Adapters of low rank, `model.lora`."""
+
+    rank: Annotated[int, Meta(ge=1, le=4096)]
+    """Rank of each adapter."""
+    on: Annotated[tuple[Pattern, ...], Meta(min_length=1, max_length=256)]
+    """Patterns of names of layers, such as `*.attention.*`: each linear layer, convolution or
+    `torch.nn.MultiheadAttention` whose name fits one gets an adapter."""
+    alpha: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
+    """Scale: an adapter adds alpha / rank times the product; not set: the rank, so 1 times."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product B A."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+
+class Adaptation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What of a module is trained; a device that imports the module does the same with it."""
+
+    trainable: Patterns = ()
+    """Patterns of names of trained parameters; empty: those that the module leaves trainable, or,
+    with adapters, the adapters alone."""
+    lora: Lora | None = None
 
 
 class ModuleSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,8 +11,7 @@ from fairbed.coordinator.algorithms.aggregation.base import Step
 from fairbed.coordinator.algorithms.aggregation.propfair import LEAST_GAP
 from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.wire.adaptation import Adaptation, Lora, Patterns
-from fairbed.wire.artifact import BatchNorm, ClassesAxis, TaskKind
+from fairbed.wire.artifact import Adaptation, BatchNorm, ClassesAxis, Lora, Patterns, TaskKind
 from fairbed.wire.messages import (
     AUGMENT_SKILL,
     MAX_AUGMENTS,
@@ -58,6 +57,10 @@ ModelEngine: TypeAlias = Literal["auto", "onnx", "torch"]
 
 
 ModelClass: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]
+
+
+OF_MODULE = "module"
+"""`model.weights`: the values that the factory gave."""
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import UNSET
 
 from fairbed.coordinator.policy.config import ModelEngine
-from fairbed.coordinator.task.changes import NO_CHANGES, ModelChanges
 from fairbed.coordinator.task.errors import (
     TaskError,
     UnknownTask,
@@ -46,6 +45,7 @@ from fairbed.wire.plugins import PluginError, is_path, registered, users_code
 if TYPE_CHECKING:
     from torch import nn
 
+    from fairbed.coordinator.task.changes import ModelChanges
     from fairbed.coordinator.task.kept import ExportCache
     from fairbed.coordinator.task.modules import AnyExamples
     from fairbed.coordinator.task.selfcheck import ExportFigures
@@ -82,7 +82,7 @@ def load_task(
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
     lengths: Sequence[int] = (),
-    changes: ModelChanges = NO_CHANGES,
+    changes: "ModelChanges | None" = None,
     personal: Sequence[str] = (),
     loss: str = AUTO,
     loss_options: Mapping[str, object] | None = None,
@@ -123,7 +123,7 @@ def load_task(
     check_shipped(model, kind, x_classes, y_shape)
     recipe = None
     is_plain = loss == AUTO and not loss_options and not metrics
-    if is_plain and changes.are_none and not personal:
+    if is_plain and changes is None and not personal:
         recipe = find_shipped(model, x_shape, classes, kind)
     if recipe is not None:
         if batch_norm != "merged":
@@ -188,7 +188,7 @@ def build_task(
     classes_axis: ClassesAxis | None = None,
     batch_norm: BatchNorm = "merged",
     lengths: Sequence[int] = (),
-    changes: ModelChanges = NO_CHANGES,
+    changes: "ModelChanges | None" = None,
     personal: Sequence[str] = (),
     loss: str = AUTO,
     loss_options: Mapping[str, object] | None = None,
@@ -277,7 +277,7 @@ def build_task(
     name = task_name(model, x_shape, classes, kind)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
-        if changes.are_none and not personal:
+        if changes is None and not personal:
             of_recipe = partial(
                 export_task,
                 module,
@@ -309,7 +309,7 @@ def build_task(
         twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
         make_trainable(twin, name, x_shape, x_classes, seed=TWIN_SEED)
         check_twins(module, twin, name)
-        if not changes.are_none:
+        if changes is not None:
             for each, seed in ((module, MODULE_SEED), (twin, TWIN_SEED)):
                 with seeded_draws(seed):
                     changes.apply(each)
@@ -323,7 +323,7 @@ def build_task(
             x_shape,
             x_range,
             x_classes,
-            has_weights=changes.weights is not None,
+            has_weights=changes is not None and changes.weights is not None,
         )
         base = base_layout(module, fixed)
         remarks = [remark[:MAX_TEXT] for remark in [*remarks, *more]]
@@ -401,7 +401,8 @@ def build_task(
                     axis = "last" if of.classes_axis is UNSET else of.classes_axis
                 parts.append(own(make(of.x_shape, of.y_shape, axis)))
             longest = own(_with_remarks(task, [*remarks, *notes]))
-            longest = msgspec.structs.replace(longest, adaptation=changes.adaptation)
+            if changes is not None:
+                longest = msgspec.structs.replace(longest, adaptation=changes.adaptation)
             if base is not None:
                 made, blob = base_of(base, frozen_values(module, base))
                 default_bases(os.environ).put(made.sha256, blob)
@@ -481,7 +482,7 @@ def make_module(
         raise UnknownTask(str(exc)) from exc
 
 
-def changed_module(spec: TaskSpec, changes: ModelChanges) -> "nn.Module":
+def changed_module(spec: TaskSpec, changes: "ModelChanges | None") -> "nn.Module":
     """Return the module of a task as it was exported, with the values that it has before round 1.
 
     Raises:
@@ -492,8 +493,9 @@ def changed_module(spec: TaskSpec, changes: ModelChanges) -> "nn.Module":
 
     module = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
     make_trainable(module, spec.name, spec.x_shape, spec.x_classes)
-    with seeded_draws(MODULE_SEED):
-        changes.apply(module)
+    if changes is not None:
+        with seeded_draws(MODULE_SEED):
+            changes.apply(module)
     return module
 
 

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbed.coordinator.policy.config import OF_MODULE
 from fairbed.coordinator.task.errors import UnknownTask, Unsupported
-from fairbed.wire.adaptation import LORA_A, LORA_B, Adaptation, fitting, unused
-from fairbed.wire.artifact import TaskSpec, initial_vector
+from fairbed.wire.adaptation import LORA_A, LORA_B, fitting, unused
+from fairbed.wire.artifact import Adaptation, TaskSpec, initial_vector
 
 if TYPE_CHECKING:
     from torch import nn
-
-OF_MODULE = "module"
-"""`model.weights`: the values that the factory gave."""
 
 SUFFIX = ".safetensors"
 
@@ -35,11 +33,6 @@ class ModelChanges:
     fresh: tuple[str, ...] = ()
     """Patterns of names that start at random although there are weights, as a new head does."""
     adaptation: Adaptation | None = None
-
-    @property
-    def are_none(self) -> bool:
-        """The module stays as it is."""
-        return self == ModelChanges()
 
     def apply(self, module: "nn.Module") -> None:
         """Change a module in place: values of the file, then what is trained.
@@ -126,9 +119,6 @@ class ModelChanges:
         with torch.no_grad():
             for name, value in given.items():
                 needed[name].copy_(value)
-
-
-NO_CHANGES = ModelChanges()
 
 
 def _read(file: Path) -> "dict[str, Any]":

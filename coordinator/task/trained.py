@@ -37,7 +37,7 @@ _SEEDS, _BATCH = (0, 1), 4
 
 def trained_module(
     artifact: Artifact,
-    changes: ModelChanges,
+    changes: ModelChanges | None,
     changed: nn.Module,
     plain: nn.Module,
     vector: NDArray[np.float32],
@@ -69,7 +69,7 @@ def trained_module(
             )
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(np.array(value)))
-    if changes.adaptation is None:
+    if changes is None or changes.adaptation is None:
         whole = {name: value.detach().clone() for name, value in changed.state_dict().items()}
     else:
         from fairbed.wire.adapters import merged_weights

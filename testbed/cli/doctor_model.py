@@ -13,7 +13,6 @@ from fairbed import profiles
 from fairbed.coordinator.policy.config import TrainingConfig
 from fairbed.coordinator.state.memory import SHARE, Fitting
 from fairbed.coordinator.task.catalogue import build_task, make_module
-from fairbed.coordinator.task.changes import NO_CHANGES, ModelChanges
 from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import MODELS
 from fairbed.profiles import Profile
@@ -31,6 +30,7 @@ from fairbed.testbed.host.step_work import evaluation_work, step_work
 from fairbed.wire.artifact import Artifact, BatchNorm, ClassesAxis, TaskKind
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.task.changes import ModelChanges
     from fairbed.coordinator.task.selfcheck import ExportFigures
 
 DEFAULT_BATCH, MIB = 16, 1 << 20
@@ -78,7 +78,7 @@ class _Task:
     loss: str = "auto"
     loss_options: Mapping[str, object] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
-    changes: ModelChanges = NO_CHANGES
+    changes: "ModelChanges | None" = None
     """Weights, and what is trained, if the experiment has this model."""
     personal: tuple[str, ...] = ()
 

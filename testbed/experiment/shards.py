@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Ints, distinct
 from fairbed.coordinator.ports import EarlierNames, no_earlier_names
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.coordinator.task.changes import ModelChanges
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import (
@@ -38,6 +38,9 @@ from fairbed.testbed.experiment.partition import divide, rows_by_owner
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.labels import shortened
 from fairbed.wire.shard import Shard, make_shard, split, strata
+
+if TYPE_CHECKING:
+    from fairbed.coordinator.task.changes import ModelChanges
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +81,13 @@ def task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
     )
 
 
-def changes_of(experiment: Experiment) -> ModelChanges:
-    """Return what an experiment changes of the module of its model."""
+def changes_of(experiment: Experiment) -> "ModelChanges | None":
+    """Return what an experiment changes of the module of its model; None: nothing."""
     model = experiment.model
+    if model.weights is None and model.adaptation is None:
+        return None
+    from fairbed.coordinator.task.changes import ModelChanges
+
     return ModelChanges(model.weights, model.fresh, model.adaptation)
 
 
@@ -91,7 +98,7 @@ def first_model(experiment: Experiment, artifact: Artifact) -> NDArray[np.float3
         TaskError: The weights are not there, or do not fit.
     """
     seed, changes = experiment.seed_for("init"), changes_of(experiment)
-    if changes.weights is None:
+    if changes is None or changes.weights is None:
         return initial_vector(artifact.spec, seed)
     from fairbed.coordinator.task.catalogue import changed_module
 

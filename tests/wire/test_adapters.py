@@ -9,8 +9,8 @@ pytest.importorskip("torch", reason="torch is not installed: there are no module
 import torch
 from torch import nn
 
-from fairbed.wire.adaptation import Adaptation, Lora
 from fairbed.wire.adapters import AdaptationError, adapt, merged_weights
+from fairbed.wire.artifact import Adaptation, Lora
 from tests.cases.fine_tuning.networks import Pictures, Rows
 
 ALL = Lora(rank=1, on=("*",), alpha=2.0)

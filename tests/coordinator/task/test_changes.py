@@ -23,8 +23,7 @@ from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import Engine, self_check
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.errors import EngineError, EngineMismatch
-from fairbed.wire.adaptation import Adaptation, Lora
-from fairbed.wire.artifact import Artifact, encode_artifact
+from fairbed.wire.artifact import Adaptation, Artifact, Lora, encode_artifact
 from fairbed.wire.base_files import BaseFiles
 from tests.cases.fine_tuning.networks import Pictures
 
