@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec, encode_artifact
-from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.evaluation import Evaluation, Targets, positions_of
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.tensors import Layout, Tensor
@@ -62,6 +62,9 @@ class SoftmaxEngine:
         slope = factor * probabilities / len(y)
         gradient = np.concatenate([(x.T @ slope).ravel(), slope.sum(axis=0)])
         return float(loss), gradient.astype(np.float32)
+
+    def counts(self, y: Targets) -> NDArray[np.float64]:
+        return positions_of(y).astype(np.float64)
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         probabilities = self._probabilities(vector, x)

@@ -17,7 +17,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.run.evaluation import BATCH, EvaluationStopped, FleetEvaluator, check_fit
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
-from fairbed.wire.evaluation import Evaluation, Targets
+from fairbed.wire.evaluation import Evaluation, Targets, positions_of
 from fairbed.wire.tensors import Layout, Tensor
 
 PIXELS, CLASSES = 6, 4
@@ -51,6 +51,9 @@ class Softmax:
         factor: float = 1.0,
     ) -> tuple[float, NDArray[np.float32]]:
         raise AssertionError("evaluation needs no gradient")
+
+    def counts(self, y: Targets) -> NDArray[np.float64]:
+        return positions_of(y).astype(np.float64)
 
     def evaluate(self, vector: NDArray[np.float32], x: Examples, y: Targets) -> Evaluation:
         assert x.dtype == np.float32
