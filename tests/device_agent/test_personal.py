@@ -88,20 +88,36 @@ def test_without_a_file_there_is_no_model(tmp_path: Path) -> None:
     assert VectorStore(tmp_path, PERSONAL).load(TASK_SHA256, "run-a", N_VALUES) is None
 
 
+OTHER_RUN = "belongs to run run-a; this run begins a new one"
+OTHER_SIZE = (
+    f"must have {4 * N_VALUES + 4} bytes for this model and its settings, got {4 * N_VALUES} of "
+    "another vector; it begins again"
+)
+
+
 @pytest.mark.parametrize(
-    ("task", "run", "values"),
-    [(b"?" * 32, "run-a", N_VALUES), (None, "run-b", N_VALUES), (None, "run-a", N_VALUES + 1)],
+    ("task", "run", "values", "why"),
+    [
+        (b"?" * 32, "run-a", N_VALUES, OTHER_RUN),
+        (None, "run-b", N_VALUES, OTHER_RUN),
+        (None, "run-a", N_VALUES + 1, OTHER_SIZE),
+    ],
     ids=["task", "run", "size"],
 )
 def test_a_model_of_another_run_or_task_is_not_used(
-    task: bytes | None, run: str, values: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    task: bytes | None,
+    run: str,
+    values: int,
+    why: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     store = VectorStore(tmp_path, PERSONAL)
     store.save(a_model())
     assert store.load(task or TASK_SHA256, run, values) is None
     (line,) = caplog.messages
-    assert line == "personal model: belongs to run run-a; this run begins a new one"
+    assert line == f"personal model: {why}"
 
 
 @pytest.mark.parametrize("at", [0, 40, 60, -1], ids=["checksum", "header", "run", "value"])

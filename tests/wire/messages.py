@@ -699,5 +699,5 @@ def objects(value: Any, path: Path = ()) -> Iterator[Path]:
     if isinstance(value, dict):
         yield path
         for key, item in value.items():
-            if key not in ("measured", "metrics"):
+            if key not in ("measured", "metrics", "sums"):
                 yield from objects(item, (*path, key))
