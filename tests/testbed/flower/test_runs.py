@@ -382,5 +382,5 @@ def test_physical_devices_run_the_app_beside_emulated_ones(
     )
     assert warned.keys() == {"pi-hall", "pi-cellar", "pi-attic"}
     assert "needs flwr 1.21 or later, got none in" in warned["pi-hall"]
-    assert "changed must have the code of the run, sha256" in warned["pi-cellar"]
+    assert "client app: must have the code of the run, sha256" in warned["pi-cellar"]
     assert "start its agent with --allow-client app=FOLDER" in warned["pi-attic"]
