@@ -141,9 +141,10 @@ def ignored_keys(config: CoordinatorConfig) -> Iterator[str]:
     """Yield a line for each key that is set and that only native training reads."""
     if config.training.client is None:
         return
+    plain = type(config.model)()
     for field in structs.fields(config.model):
         got = getattr(config.model, field.name)
-        if got != field.default:
+        if got != getattr(plain, field.name):
             yield (
                 f"model.{field.name} {got!r} has no effect with training.client, which has a "
                 "model of its own"

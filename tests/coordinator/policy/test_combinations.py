@@ -32,6 +32,7 @@ from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,
     Defence,
+    ModelConfig,
     PrivacyConfig,
     RoundConfig,
     SelectionConfig,
@@ -501,3 +502,13 @@ def test_a_schedule_by_round_is_that_of_torch(schedule: str) -> None:
         both.step()
     if schedule == "cosine":
         assert training.learning_rate_at(99) == pytest.approx(0.01), "it stays"
+
+
+def test_a_client_reports_only_keys_of_the_model_that_are_set() -> None:
+    """An empty table is a default, too."""
+    training = TrainingConfig(client="mine:Client")
+    config = CoordinatorConfig(
+        name="own", rounds=1, training=training, model=ModelConfig(name="softmax", loss="hinge")
+    )
+    lines = [line for line in unread_keys(config) if "with training.client" in line]
+    assert [line.split()[0] for line in lines] == ["model.name", "model.loss"]
