@@ -507,8 +507,6 @@ def test_a_schedule_by_round_is_that_of_torch(schedule: str) -> None:
 def test_a_client_reports_only_keys_of_the_model_that_are_set() -> None:
     """An empty table is a default, too."""
     training = TrainingConfig(client="mine:Client")
-    config = CoordinatorConfig(
-        name="own", rounds=1, training=training, model=ModelConfig(name="softmax", loss="hinge")
-    )
+    config = make_config(1, 3, training=training, model=ModelConfig(name="softmax", loss="hinge"))
     lines = [line for line in unread_keys(config) if "with training.client" in line]
     assert [line.split()[0] for line in lines] == ["model.name", "model.loss"]
