@@ -55,11 +55,10 @@ def adapt(module: nn.Module, adaptation: Adaptation) -> None:
 
 
 def merged_weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return all tensors of a module without its adapters, which are added to the weights."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    """Return the state of a module without its adapters, which are added to the weights."""
     found = {
         name: value.detach().clone()
-        for name, value in tensors.items()
+        for name, value in module.state_dict().items()
         if name.rpartition(".")[2] not in (LORA_A, LORA_B)
     }
     for prefix, layer in module.named_modules():

@@ -116,3 +116,32 @@ def test_what_does_not_fit_is_refused(adaptation: Adaptation, line: str) -> None
     with pytest.raises(AdaptationError) as caught:
         adapt(Pictures((1, 8, 8), 4), adaptation)
     assert str(caught.value).startswith(line)
+
+
+class Tied(nn.Module):
+    """One matrix for embedding and output, and a mask that is no part of the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.middle = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 7, bias=False)
+        self.last.weight = self.embedding.weight
+        self.register_buffer("mask", torch.ones(6), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.last(self.middle(self.embedding(x)) * self.mask)
+        return output
+
+
+def test_merged_weights_are_the_state_of_the_plain_module() -> None:
+    """A tied weight has two names in it, and a buffer that is not saved has none."""
+    torch.manual_seed(1)
+    plain, x = Tied(), torch.arange(5)[None]
+    adapted = copy.deepcopy(plain)
+    adapt(adapted, Adaptation(lora=Lora(rank=2, on=("middle",))))
+    drawn(adapted)
+    other = Tied()
+    other.load_state_dict(merged_weights(adapted))
+    with torch.no_grad():
+        torch.testing.assert_close(other(x), adapted(x))
