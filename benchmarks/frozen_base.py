@@ -19,7 +19,7 @@ import psutil
 import fairbed
 from benchmarks._wide_network import Wide
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.backends.agent_pool import SHARED_BASES
+from fairbed.wire.base_files import PREFIX
 
 INTERVAL_S = 0.5
 """Time between two readings."""
@@ -81,12 +81,11 @@ def main(arguments: list[str]) -> int:
 
 def _watch(over: threading.Event, run: Path, most: dict[str, float]) -> None:
     """Keep the largest number of mappings of the frozen part, and their sizes."""
-    folder = f"/{SHARED_BASES}/"
     while not over.wait(INTERVAL_S):
         copies, mappings = 0.0, 0
         for process in psutil.Process().children(recursive=True):
             try:
-                maps = [m for m in process.memory_maps() if folder in m.path]
+                maps = [m for m in process.memory_maps() if f"/{PREFIX}" in m.path]
             except (psutil.Error, OSError):
                 continue
             copies += sum(m.pss / max(m.size, 1) for m in maps)

@@ -289,7 +289,11 @@ class Agent:
         self._link = LinkEstimate()
         self._pulls = Pulls(self._publisher, self._topics, clock, self._link)
         cache = BlobCache(
-            config.cache_path, config.cache_bytes, config.base_folder_path, config.base_path
+            config.cache_path,
+            config.cache_bytes,
+            config.base_folder_path,
+            config.base_path,
+            config.base_links_path,
         )
         self._worker = TrainingThread(
             self._host,

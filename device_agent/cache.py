@@ -40,6 +40,8 @@ class BlobCache:
     """Folder of frozen parts of models, which several agents may share; None: one in `folder`."""
     base_file: Path | None = None
     """A frozen part of a model that the owner has put on the device."""
+    base_links: Path | None = None
+    """Folder in which emulated devices keep one file of equal bases; None: a file each."""
 
     @property
     def bases(self) -> "BaseFiles":
@@ -47,7 +49,7 @@ class BlobCache:
         from fairbed.wire.base_files import BaseFiles
 
         folder = self.base_folder or self.folder / "bases"
-        return BaseFiles(folder, self.max_bytes, self.base_file)
+        return BaseFiles(folder, self.max_bytes, self.base_file, self.base_links)
 
     def has(self, manifest: Manifest) -> bool:
         """Return whether a blob is here; a corrupt file is removed."""

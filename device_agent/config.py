@@ -87,6 +87,10 @@ class OwnerPrivacy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 ClientName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
+MAX_PROCESSES = 512
+"""Of a client, unless its owner says another number; threads do not count."""
+
+
 class AllowedClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[clients.NAME]`: a client whose code the owner allows to run on this device."""
 
@@ -100,6 +104,8 @@ class AllowedClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     data: str | None = None
     """File or folder with data of this device for this client, its `context.folder`; None without
     any."""
+    processes: Annotated[int, Meta(ge=1, le=100_000)] = MAX_PROCESSES
+    """Most processes that it may have at once: more are a fork bomb, and are killed with it."""
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +129,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     base_folder: str | None = None
     """Folder for frozen parts of models, which agents on one machine may share; None is a folder
     in the cache."""
+    base_links: str | None = None
+    """Folder of emulated devices with one file of each frozen part: a device that has downloaded
+    its own keeps a link to it, so that all share its memory. None keeps another file."""
     base: str | None = None
     """A file with the frozen part of a model, put here by hand, so that it is not downloaded; one
     with another hash is ignored."""
@@ -179,6 +188,11 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def base_folder_path(self) -> Path | None:
         """Folder of frozen parts of models; None: one in the cache."""
         return None if self.base_folder is None else Path(self.base_folder).expanduser()
+
+    @property
+    def base_links_path(self) -> Path | None:
+        """Folder with one file of equal bases; None: there is none."""
+        return None if self.base_links is None else Path(self.base_links)
 
     @property
     def base_path(self) -> Path | None:

@@ -90,6 +90,8 @@ RUN_FILES = {
     "experiment.toml",
     "lock",
     "logs",
+    "model.task",
+    "model.tmp",
     "models",
     "run.partial",
     "run.partial-journal",

@@ -34,8 +34,9 @@ def default_bases(environ: Mapping[str, str]) -> "BaseFiles":
 MAX_BYTES = 8 << 30
 """Limit of the bases in the cache of a user."""
 
-_checked: dict[Path, tuple[int, int, bytes]] = {}
-"""Size, time of the last change and hash of each file that this process has read."""
+_checked: dict[tuple[int, int], tuple[int, int, bytes]] = {}
+"""Size, time of the last change and hash of each file that this process has read, by device and
+inode."""
 
 
 class BaseMissing(Exception):
@@ -49,10 +50,18 @@ class BaseFiles:
         folder: The folder, which need not exist.
         max_bytes: Limit of all bases in it; the ones that were opened least recently are removed.
         given: A file that the owner of a device has put there; it may be any base, or none.
+        links: A folder beside those of other emulated devices: equal bases in their folders are
+            links to one file in it, and share its memory. None: a file each.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES, given: Path | None = None) -> None:
-        self.folder, self._max_bytes, self._given = folder, max_bytes, given
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int = MAX_BYTES,
+        given: Path | None = None,
+        links: Path | None = None,
+    ) -> None:
+        self.folder, self._max_bytes, self._given, self._links = folder, max_bytes, given, links
 
     def path(self, sha256: bytes) -> Path | None:
         """Return the file of a base; None if it is not here. A damaged one is removed."""
@@ -61,9 +70,10 @@ class BaseFiles:
         path = self._named(sha256)
         found = _hash_of(path)
         if found == sha256:
-            with suppress(OSError):  # read-only storage
-                os.utime(path)
-                _note(path, found)
+            if self._links is None:
+                with suppress(OSError):  # read-only storage
+                    os.utime(path)
+                    _note(path, found)
             return path
         if found is not None:
             path.unlink(missing_ok=True)
@@ -81,14 +91,43 @@ class BaseFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            with scratch.open("wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
+            if self._links is None or not self._link(self._links / path.name, scratch, sha256):
+                with scratch.open("wb") as file:
+                    file.writelines(parts)
+                    file.flush()
+                    os.fsync(file.fileno())
             scratch.replace(path)
         finally:
             scratch.unlink(missing_ok=True)
-        self._bound(keep=path)
+        if self._links is not None:
+            self._offer(path, self._links / path.name)
+        _bound(self.folder, self._max_bytes, keep=path)
+
+    @staticmethod
+    def _link(found: Path, to: Path, sha256: bytes) -> bool:
+        """Make a link to the file that another device has written; return whether it is right."""
+        try:
+            os.link(found, to)
+        except OSError:  # nobody has, or this file system has no links
+            return False
+        if _hash_of(to) == sha256:
+            return True
+        for path in (found, to):
+            path.unlink(missing_ok=True)
+        return False
+
+    def _offer(self, path: Path, shared: Path) -> None:
+        """Let other devices make links to a file, or make this one a link to theirs."""
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.link")
+        with suppress(OSError):  # no links on this file system: this device keeps its own file
+            shared.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, shared)
+            except FileExistsError:  # another device was first
+                os.link(shared, scratch)
+                scratch.replace(path)
+            _bound(shared.parent, self._max_bytes, keep=shared)
+        scratch.unlink(missing_ok=True)
 
     def tensors(self, base: Base) -> dict[str, NDArray[np.float32]]:
         """Return the tensors of a base by name, read-only, mapped from its file.
@@ -121,17 +160,19 @@ class BaseFiles:
     def _named(self, sha256: bytes) -> Path:
         return self.folder / f"{PREFIX}{sha256.hex()}"
 
-    def _bound(self, keep: Path) -> None:
-        found = []
-        for path in self.folder.glob(f"{PREFIX}*"):
-            with suppress(OSError):  # another process has removed it
-                stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if total > self._max_bytes and path != keep:
-                path.unlink(missing_ok=True)
-                total -= size
+
+def _bound(folder: Path, max_bytes: int, keep: Path) -> None:
+    """Remove the bases of a folder that were opened least recently, above a limit."""
+    found = []
+    for path in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another process has removed it
+            stat = path.stat()
+            found.append((stat.st_mtime_ns, stat.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total > max_bytes and path != keep:
+            path.unlink(missing_ok=True)
+            total -= size
 
 
 def _hash_of(path: Path) -> bytes | None:
@@ -139,7 +180,7 @@ def _hash_of(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
-            known = _checked.get(path)
+            known = _checked.get((stat.st_dev, stat.st_ino))
             if known is not None and known[:2] == (stat.st_size, stat.st_mtime_ns):
                 return known[2]
             digest = hashlib.sha256()
@@ -147,13 +188,13 @@ def _hash_of(path: Path) -> bytes | None:
                 digest.update(block)
     except OSError:
         return None
-    _checked[path] = stat.st_size, stat.st_mtime_ns, digest.digest()
+    _checked[stat.st_dev, stat.st_ino] = stat.st_size, stat.st_mtime_ns, digest.digest()
     return digest.digest()
 
 
 def _note(path: Path, sha256: bytes) -> None:
     stat = path.stat()
-    _checked[path] = stat.st_size, stat.st_mtime_ns, sha256
+    _checked[stat.st_dev, stat.st_ino] = stat.st_size, stat.st_mtime_ns, sha256
 
 
 def base_of(

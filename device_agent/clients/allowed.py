@@ -51,6 +51,7 @@ def client_code(
         options=dict(source.options),
         python=client.python or sys.executable,
         threads=threads,
+        processes=client.processes,
     )
 
 

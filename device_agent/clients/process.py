@@ -36,6 +36,7 @@ from fairbed.device_agent.clients.child.frames import (
     parts_of,
     size_of,
 )
+from fairbed.device_agent.config import MAX_PROCESSES
 from fairbed.wire.printable import one_line
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,8 @@ class ClientCode:
     python: str = sys.executable
     threads: int = 1
     """Threads of a step, for libraries that create them; 0 leaves the choice to them."""
+    processes: int = MAX_PROCESSES
+    """Most processes of one client."""
 
 
 class ClientServer:
@@ -132,6 +135,7 @@ class ClientServer:
             "path": code.path,
             "options": dict(code.options),
             "threads": code.threads,
+            "processes": code.processes,
         }
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

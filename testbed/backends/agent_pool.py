@@ -40,8 +40,8 @@ from fairbed.wire.messages import is_device_name
 from fairbed.wire.transport.address import with_login
 
 SHARED_BASES = ".bases"
-"""Folder in which all devices of this machine keep the frozen part of the model, once; no device
-has this name."""
+"""Folder with one file of each frozen part of a model, to which the devices of this machine keep
+links; no device has this name."""
 
 
 class AgentLauncher(Protocol):
@@ -302,7 +302,7 @@ class AgentPool:
                 name=name,
                 tenant=self._tenant,
                 cache_folder=str(self.folder / "cache" / name),
-                base_folder=str(self.folder / "cache" / SHARED_BASES),
+                base_links=str(self.folder / "cache" / SHARED_BASES),
                 state_folder=str(self.folder / "state" / name),
                 engine_threads=1 if device is None else device.engine_threads,
                 local_training=spec.local_rules,

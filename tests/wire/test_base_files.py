@@ -1,7 +1,9 @@
 """The frozen part of a model as a file: by hash, read-only, bounded."""
 
+import errno
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +79,52 @@ def test_the_oldest_bases_are_removed_above_the_limit(tmp_path: Path) -> None:
             os.utime(tmp_path / f"base-{hashes[0].hex()}", ns=(9, 9))
     kept = {file.name for file in tmp_path.iterdir()}
     assert kept == {f"base-{hashes[i].hex()}" for i in (0, 2)}
+
+
+def test_equal_bases_of_emulated_devices_are_links_to_one_file(tmp_path: Path) -> None:
+    """Each device puts its own, in whatever order they arrive; one that has none has none."""
+    base, blob = made()
+    one, two, three = (BaseFiles(tmp_path / name, links=tmp_path / ".links") for name in "abc")
+    one.put(base.sha256, [blob])
+    assert two.path(base.sha256) is None
+    two.put(base.sha256, [blob])
+    found = {each.path(base.sha256) for each in (one, two)}
+    assert len({path.stat().st_ino for path in found if path is not None}) == 1 < len(found)
+    assert three.path(base.sha256) is None
+
+    (shared,) = (tmp_path / ".links").iterdir()
+    shared.unlink()
+    shared.write_bytes(b"damaged")
+    three.put(base.sha256, [blob])
+    assert bytes(three.blob(base)) == blob
+    assert {path.name for path in tmp_path.rglob("*base-*")} == {shared.name}
+
+
+def test_two_devices_that_put_a_base_at_once_keep_one_file(
+    tmp_path: Path,
+) -> None:
+    base, blob = made()
+    one, two = (BaseFiles(tmp_path / name, links=tmp_path / ".links") for name in "ab")
+
+    def arriving() -> Iterator[bytes]:
+        one.put(base.sha256, [blob])  # while the second one writes
+        yield blob
+
+    two.put(base.sha256, arriving())
+    found = [each.path(base.sha256) for each in (one, two)]
+    assert len({path.stat().st_ino for path in found if path is not None}) == 1
+    assert {path.name for path in tmp_path.rglob("*base-*")} == {f"base-{base.sha256.hex()}"}
+
+
+def test_without_links_each_device_keeps_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*paths: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    base, blob = made()
+    for name in "ab":
+        files = BaseFiles(tmp_path / name, links=tmp_path / ".links")
+        files.put(base.sha256, [blob])
+        assert bytes(files.blob(base)) == blob

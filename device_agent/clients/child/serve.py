@@ -86,9 +86,6 @@ WATCH_S = 0.25
 REPORT_S = 0.5
 """Least interval of reports of progress."""
 
-MAX_PROCESSES = 512
-"""Processes of one client, with its threads not counted: more are a fork bomb."""
-
 MAX_TRACE_LINES, MAX_ERROR = 12, 400
 
 CLONE_NEWNET = 0x40000000
@@ -103,6 +100,8 @@ class Loading:
     kind: str
     folder: str
     path: str
+    processes: int
+    """Most processes of one client, without its threads: more are a fork bomb."""
     options: dict[str, Any] = field(default_factory=dict)
     threads: int = 1
     """Threads of one client's step, for libraries that create them; 0 leaves the choice to them."""
@@ -371,8 +370,9 @@ class Server:
                 kill_tree(pid)
 
     def _stop_bombs(self) -> None:
+        most = self._loading.processes
         for child in self._children.values():
-            if sum(1 for _ in islice(descendants(child.pid), MAX_PROCESSES + 1)) > MAX_PROCESSES:
+            if sum(1 for _ in islice(descendants(child.pid), most + 1)) > most:
                 kill_tree(child.pid)
 
     def _freeze(self) -> None:

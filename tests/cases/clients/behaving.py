@@ -117,7 +117,7 @@ def misbehave(how, arrays, context):
     if how == "object in state":
         context.state["model"] = object()
     if how == "processes":
-        for _ in range(600):
+        for _ in range(60):
             subprocess.Popen(sleep, stdin=subprocess.DEVNULL)
         time.sleep(987)
 

@@ -273,6 +273,7 @@ async def test_a_constructor_without_an_end_is_named_and_ends_with_the_agent(
 
 
 async def test_a_bomb_of_processes_is_ended(allowed: AgentSetup) -> None:
+    allowed.clients[NAME] = structs.replace(ALLOWED[NAME], processes=40)
     async with allowed.running() as (_, coordinator):
         mark = secrets.randbelow(10**9)
         await join(coordinator, client_task(options=(("mark", mark),)))
