@@ -27,6 +27,8 @@ is_printable = str.isprintable
 
 _NUMBER: Final = re.compile(r"[+-]?(\d[\d_,]*\.?\d*|\.\d+)([eE][+-]?\d+)?%?|[+-]?(inf|nan)")
 
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
+
 
 class Printable(str):
     """A text without characters that control a terminal or the direction of a text.
@@ -72,6 +74,11 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, list):
         return [printable_values(one) for one in value]
     return str(printable(value)) if isinstance(value, str) else value
+
+
+def output_line(text: str, length: int) -> Printable:
+    """Return a line that a program has written for a terminal, without its colours."""
+    return one_line(_COLOUR.sub("", text).strip("\r"), length)
 
 
 def one_line(text: str, length: int) -> Printable:

@@ -903,7 +903,7 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     many as a round selects, later rounds for one."""
     join_timeout_s: Duration | None = None
     """The run fails if fewer than min_devices are ready for round 1 by then; not set: 120 s for an
-    emulated fleet, else 600 s."""
+    emulated fleet without code of its own, else 600 s."""
     give_up_after_s: Duration | None = None
     """A later round that has waited so long for min_devices begins without those that are missing,
     and rounds count on each again once it is back; not set: it waits, with an alert."""

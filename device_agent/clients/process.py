@@ -37,7 +37,7 @@ from fairbed.device_agent.clients.child.frames import (
     size_of,
 )
 from fairbed.device_agent.config import MAX_PROCESSES
-from fairbed.wire.printable import one_line
+from fairbed.wire.printable import one_line, output_line
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Lines:
     def last(self, count: int = SHOWN_LINES) -> list[str]:
         """Return the last lines, printable."""
         lines = [*self._kept, *([self._begun.decode(errors="replace")] if self._begun else [])]
-        return [str(one_line(line.rstrip("\r"), MAX_LINE)) for line in lines if line][-count:]
+        return [str(output_line(line, MAX_LINE)) for line in lines if line][-count:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from fairbed.device_agent.clients.child.watching import END_S
 from fairbed.device_agent.clients.process import WATCHING
 from fairbed.testbed.errors import RunError
 from fairbed.wire.messages import MAX_RECORDS_BYTES, MAX_VECTOR_BYTES
-from fairbed.wire.printable import Printable, one_line
+from fairbed.wire.printable import Printable, one_line, output_line
 
 PROGRAM = Path(__file__).with_name("child") / "server_process.py"
 
@@ -197,7 +197,7 @@ class _Output:
     def lines(self) -> list[Printable]:
         """Return the last lines, after all that the ended process has written."""
         self._thread.join(0.2)  # another process may have its output, too
-        return [one_line(line, MAX_LINE) for line in self._lines if line.strip()]
+        return [output_line(line, MAX_LINE) for line in self._lines if line.strip()]
 
     def note(self, lines: Sequence[str]) -> None:
         """Add lines to the log, after what the app has written."""

@@ -221,8 +221,8 @@ def test_a_hundred_megabytes_of_output_take_no_memory(server: ClientServer) -> N
 def test_output_is_kept_by_line_and_printable() -> None:
     lines = Lines()
     lines.add(b"first\nsec")
-    lines.add(b"ond\x1b[31m\nlast")
-    assert lines.last() == ["first", "second?[31m", "last"]
+    lines.add(b"ond\x1b[31m red\x1b[0m\x1b[2J\nlast")
+    assert lines.last() == ["first", "second red?[2J", "last"], "colours are left out"
     for number in range(1000):
         lines.add(b"%d\n" % number)
     assert lines.last(1000) == [str(number) for number in range(1000 - MAX_LINES, 1000)]

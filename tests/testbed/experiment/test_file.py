@@ -142,6 +142,9 @@ def test_a_run_waits_for_the_whole_emulated_fleet() -> None:
 
     assert experiment.coordinator(absent=2).round.min_devices == 5
     assert experiment.coordinator().round.join_timeout_s == 120.0
+    client = {"data": {"dataset": "none"}, "training": {"client": "m:C"}, "fleet": [{"count": 7}]}
+    patient = parse_experiment({"name": "x", **client}, "test")
+    assert patient.coordinator().round.join_timeout_s == 600.0, "its packages take long to import"
 
 
 @pytest.mark.parametrize(
