@@ -609,7 +609,9 @@ class Experiment(Section, frozen=True, kw_only=True):
         default, limit_s = min(self._cohort, self.shards), JOIN_TIMEOUT_S
         if self.fleet and starts_fleet:
             default = max(1, self.devices - absent)
-            has_own_code = bool(self.training.client)  # a weak device imports its packages for minutes
+            has_own_code = bool(
+                self.training.client
+            )  # a weak device imports its packages for minutes
             if not self.physical and self.shards == self.devices and not has_own_code:
                 limit_s = EMULATED_JOIN_TIMEOUT_S
         min_linked = settings.min_devices or 1
