@@ -70,40 +70,61 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _examples(options: argparse.Namespace) -> int:
+    apps = {path.parent.name: path for path in sorted(EXAMPLES.glob("*/pyproject.toml"))}
     files = {
         path.relative_to(EXAMPLES).as_posix(): path
         for path in sorted(EXAMPLES.rglob("*"))
         if path.suffix in (".toml", ".py", ".ipynb")
+        and path.relative_to(EXAMPLES).parts[0] not in apps
     }
     if options.name is None:
         texts = {name: _first_comment(path) for name, path in files.items()}
+        for name, path in apps.items():
+            texts[name] = toml_of(path.read_text(encoding="utf-8"))["project"]["description"]
+        texts = dict(sorted(texts.items()))
         if options.json:
             print(msgspec.json.encode(texts).decode())
             return DONE
-        width = max(map(len, files))
+        width = max(map(len, texts))
         for name, text in texts.items():
             print(f"{name:<{width}}  {text}")
         print("\ncopy one into this folder: fairbed examples NAME")
         return DONE
+    if options.name in apps:
+        _check_absent(options.name)
+        _copy_folder(options.name)
+        return DONE
     possible = (f"{options.name}{suffix}" for suffix in ("", ".toml", ".ipynb"))
     found = next((name for name in possible if name in files), None)
     if found is None:
-        raise UsageError(f"examples: no example {options.name!r}; there are: {', '.join(files)}")
+        names = ", ".join(sorted({*files, *apps}))
+        raise UsageError(f"examples: no example {options.name!r}; there are: {names}")
     text = files[found].read_text(encoding="utf-8")
     base = _BASE.search(text)  # of a grid: the experiment that its arms change
     names = [found] if base is None else [found, base[1]]
     for name in names:
-        if Path(Path(name).name).exists():
-            raise UsageError(
-                f"{Path(name).name}: exists already; remove it, or copy the example elsewhere"
-            )
+        _check_absent(Path(name).name)
     for name in names:
         _copy(files[name], Path(Path(name).name))
     data = _FOLDER.search(text)
     if data is not None and (EXAMPLES / data[1]).is_dir() and not Path(data[1]).exists():
-        shutil.copytree(EXAMPLES / data[1], data[1])
-        print(f"wrote {data[1]}")
+        _copy_folder(data[1])
     return DONE
+
+
+def _check_absent(name: str) -> None:
+    """Check that nothing is overwritten.
+
+    Raises:
+        UsageError: This folder has a file or folder of this name.
+    """
+    if Path(name).exists():
+        raise UsageError(f"{name}: exists already; remove it, or copy the example elsewhere")
+
+
+def _copy_folder(name: str) -> None:
+    shutil.copytree(EXAMPLES / name, name, ignore=shutil.ignore_patterns("__pycache__"))
+    print(f"wrote {name}")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -111,7 +111,15 @@ def test_examples_are_listed_and_copied(folder: Path, capsys: pytest.CaptureFixt
     assert main(["examples"]) == 0
     listed = capsys.readouterr().out
     files = [path for path in EXAMPLES.rglob("*") if path.suffix in (".toml", ".py", ".ipynb")]
-    assert all(path.relative_to(EXAMPLES).as_posix() in listed for path in files)
+    apps = {path.parent for path in EXAMPLES.glob("*/pyproject.toml")}
+    files = [path for path in files if not apps & {*path.parents}]
+    shown = [*(path.relative_to(EXAMPLES).as_posix() for path in files), *(x.name for x in apps)]
+    assert [line.split()[0] for line in listed.splitlines()[:-2]] == sorted(shown)
+    assert main(["examples", "flower-numpy"]) == 0
+    copied = {path.relative_to(folder) for path in (folder / "flower-numpy").rglob("*")}
+    assert {path.name for path in copied} >= {"pyproject.toml", "client_app.py", "server_app.py"}
+    assert main(["examples", "flower-numpy"]) == 2
+    assert "flower-numpy: exists already" in error_of(capsys)
     assert main(["examples", "quickstart"]) == 0
     copy, original = folder / "quickstart.toml", EXAMPLES / "quickstart.toml"
     assert load_experiment(copy) == load_experiment(original)
