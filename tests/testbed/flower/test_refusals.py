@@ -189,7 +189,9 @@ def named(place: Place) -> Path:
 
 
 def replay(place: Place) -> Iterator[str]:
-    yield place.fairbed("replay", str(named(place)), "--out", str(place.folder / "run"))
+    out = str(place.folder / "run")
+    yield place.fairbed("replay", str(named(place)), "--out", out)
+    yield place.fairbed("compare", "--live-replay", str(named(place)), "--out", out)
 
 
 def grid(place: Place) -> Iterator[str]:
