@@ -14,6 +14,7 @@ from fairbed.testbed.api.hosts import OPTION
 from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison
+from fairbed.testbed.compare.contrasts import power_line
 from fairbed.testbed.compare.finished import as_grid, read_runs
 from fairbed.testbed.compare.folder import grid_folder, manifest_of
 from fairbed.testbed.compare.grid import Grid, load_grid
@@ -53,6 +54,8 @@ def main(options: argparse.Namespace) -> int:
         out = options.out or COMPARISONS / grid.name
         check_grid(grid, path, out)
         inputs = inputs_of_grid(grid)
+        if grid.contrasts:
+            print(f"fairbed: {power_line(grid.contrasts, len(grid.seeds))}", file=sys.stderr)
         with grid_folder(out, grid, inputs.of_arm) as folder:
             if folder.redone:
                 print(f"fairbed: {folder.redone}", file=sys.stderr)

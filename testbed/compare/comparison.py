@@ -4,7 +4,7 @@ After the first release, new versions only add keys to the JSON; an unknown numb
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -22,12 +22,15 @@ from fairbed.coordinator.report.measures.scales import (
     Scale,
 )
 from fairbed.testbed.compare.cell import CellResult
+from fairbed.testbed.compare.contrasts import Effect, measured_effects
 from fairbed.testbed.compare.differences import (
     ArmValues,
     Difference,
     Estimate,
+    corrected,
     difference,
     estimate,
+    first_level,
     judged,
     on_scale,
     without_verdict,
@@ -235,6 +238,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     warnings: list[str]
     metrics: list[MetricSummary]
     arms: list[ArmSummary]
+    effects: list[Effect]
+    """Of the contrasts; empty without any."""
     cells: list[CellSummary]
 
     @property
@@ -442,7 +447,9 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         )
         for arm in grid.arms
     ]
-    arms = _with_verdicts(arms, shown, grid, _differences(grid, shown, samples))
+    arms, effects = _with_verdicts(
+        arms, shown, grid, _differences(grid, shown, samples), _effects(grid, shown, samples)
+    )
     return Comparison(
         name=grid.name,
         grid=digest,
@@ -458,7 +465,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         budgets=budgets,
         horizon_s=horizon_s,
         confidence=CONFIDENCE,
-        comparisons=sum(gap.p is not None for arm in arms for gap in arm.differences.values()),
+        comparisons=_n_tested(arms, effects),
         warnings=[
             *_warnings(grid, arms, shown, has_training=has_training),
             *warnings_of_runs(results),
@@ -479,6 +486,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
             for m in shown
         ],
         arms=arms,
+        effects=effects,
         cells=[
             CellSummary(
                 arm=result.arm,
@@ -656,13 +664,36 @@ def _differences(
     }
 
 
+def _effects(
+    grid: Grid, metrics: Sequence[Metric], samples: Mapping[str, Mapping[str, ArmValues]]
+) -> list[Effect]:
+    """Return the effects of the contrasts, not yet judged; of the metrics that a cell has."""
+    quantities = {metric.key: metric.quantity for metric in metrics}
+    return [
+        effect
+        for contrast in grid.contrasts
+        for key in contrast.metrics
+        if key in quantities
+        for effect in measured_effects(contrast, key, quantities[key], samples[key])
+    ]
+
+
+def _n_tested(arms: Sequence[ArmSummary], effects: Sequence[Effect]) -> int:
+    gaps = [gap for arm in arms for gap in arm.differences.values()]
+    gaps += [effect.estimate for effect in effects]
+    pairs = [effect.equivalence for effect in effects if effect.equivalence is not None]
+    found = [*(gap.p_family for gap in gaps), *(pair.p_family for pair in pairs)]
+    return sum(p is not None for p in found)
+
+
 def _with_verdicts(
     arms: Sequence[ArmSummary],
     metrics: Sequence[Metric],
     grid: Grid,
     gaps: Mapping[tuple[str, str], Difference],
-) -> list[ArmSummary]:
-    """Return the arms with the differences of the grid, judged together.
+    effects: Sequence[Effect],
+) -> tuple[list[ArmSummary], list[Effect]]:
+    """Return the arms with their differences, and the effects, all judged together.
 
     An arm has no verdict by a metric that a seed of it or of the baseline lacks, and none at all if
     that metric is the primary one.
@@ -679,12 +710,25 @@ def _with_verdicts(
                 found[name, key] = without_verdict(gap, reason)
                 break
     better = {metric.key: metric.better for metric in metrics if metric.better is not None}
-    verdicts = judged(found, grid.primary, better)
+    p: dict[Hashable, float] = {of: gap.p for of, gap in found.items() if gap.p is not None}
+    claims = {
+        test: value for number, effect in enumerate(effects) for test, value in effect.tests(number)
+    }
+    declared = set(claims) or {of for of in found if of[1] == grid.primary}
+    family = corrected({**p, **claims}, declared)
+    verdicts = {
+        of: judged(gap, family[of], better[of[1]]) if of in family else gap
+        for of, gap in found.items()
+    }
+    level = first_level(len(declared & set(family)), len(set(family) - declared))
     return [
         msgspec.structs.replace(
             arm, differences={key: gap for (name, key), gap in verdicts.items() if name == arm.name}
         )
         for arm in arms
+    ], [
+        effect.judged(family, number, better.get(effect.metric), level)
+        for number, effect in enumerate(effects)
     ]
 
 

@@ -6,9 +6,9 @@ means minus 1. Intervals and tests are those of the logarithms.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ ROUNDING = 1e-9
 LEAST_POSITIVE = 1e-12
 """Smaller values are 0 but for rounding, and have no logarithm."""
 
-Judgement: TypeAlias = Literal["better", "worse", "unclear", "no verdict"]
+Judgement: TypeAlias = Literal["better", "worse", "unclear", "no verdict", "no power"]
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
@@ -124,7 +124,22 @@ def difference(sample: ArmValues, baseline: ArmValues, quantity: MetricKind) -> 
     paired = _paired(sample.values, baseline.values, is_log=quantity.scale == "log")
     if not paired.size:
         return None
-    resolution = max(_resolution(sample, quantity), _resolution(baseline, quantity))
+    resolution = max(resolution_of(sample, quantity), resolution_of(baseline, quantity))
+    is_whole = not sample.missing and not baseline.missing
+    return difference_of(paired, quantity, resolution, is_tested=is_whole)
+
+
+def difference_of(
+    paired: Floats, quantity: MetricKind, resolution: float, *, is_tested: bool
+) -> Difference:
+    """Return a mean of differences, not yet judged.
+
+    Args:
+        paired: One per seed, shape (n,), n at least 1, on the scale of the tests.
+        quantity: The metric.
+        resolution: Smallest change that the runs can show, on that scale.
+        is_tested: Without it there is no p-value.
+    """
     floor = resolution if paired.any() else 0.0
     found = mean_interval(paired, floor=floor)
     mean, low, high, step = (
@@ -137,7 +152,6 @@ def difference(sample: ArmValues, baseline: ArmValues, quantity: MetricKind) -> 
     if quantity.scale == "linear" and quantity.lowest is not None and quantity.highest is not None:
         widest = quantity.highest - quantity.lowest
     ends, is_clipped = _clipped(low, high, None if widest is None else -widest, widest)
-    is_whole = not sample.missing and not baseline.missing
     return Difference(
         mean=mean,
         low=ends[0],
@@ -145,7 +159,7 @@ def difference(sample: ArmValues, baseline: ArmValues, quantity: MetricKind) -> 
         is_clipped=is_clipped,
         n=found.n,
         resolution=step,
-        p=p_value(paired, floor=floor) if is_whole else None,
+        p=p_value(paired, floor=floor) if is_tested else None,
         p_family=None,
         judgement="unclear",
         reason="",
@@ -157,28 +171,35 @@ def without_verdict(gap: Difference, reason: str) -> Difference:
     return msgspec.structs.replace(gap, p=None, judgement="no verdict", reason=reason)
 
 
-def judged(
-    gaps: Mapping[tuple[str, str], Difference],
-    primary: str,
-    better: Mapping[str, Literal["less", "more"]],
-) -> dict[tuple[str, str], Difference]:
-    """Return the differences of a grid with p-values corrected for all of them, and verdicts.
+K = TypeVar("K")
+
+
+def corrected(p: Mapping[K, float], declared: Collection[K]) -> dict[K, float]:
+    """Return p-values corrected for all tests of a grid, its family.
 
     Args:
-        gaps: By arm and metric; those without a p-value are not part of the family.
-        primary: Key of the primary metric.
-        better: The good side of each metric.
+        p: By test.
+        declared: The tests that the grid is about; they begin with `PRIMARY_SHARE` of the level.
     """
-    found = dict(gaps)
-    tested = [key for key, gap in gaps.items() if gap.p is not None]
-    if not tested:
-        return found
-    p = np.array([gaps[key].p for key in tested], dtype=np.float64)
-    corrected = holm(p, _weights(np.array([metric == primary for _, metric in tested])))
-    for key, p_family in zip(tested, corrected.tolist(), strict=True):
-        judgement = _judge(gaps[key].mean, p_family, better[key[1]])
-        found[key] = msgspec.structs.replace(gaps[key], p_family=p_family, judgement=judgement)
-    return found
+    if not p:
+        return {}
+    weights = _weights(np.array([test in declared for test in p]))
+    found = holm(np.array(list(p.values()), dtype=np.float64), weights)
+    return dict(zip(p, found.tolist(), strict=True))
+
+
+def first_level(n_declared: int, n_other: int) -> float:
+    """Return the level at which the first declared test of a family is shown."""
+    share = PRIMARY_SHARE if n_other else 1.0
+    return FAMILY_LEVEL * share / max(n_declared, 1)
+
+
+def judged(gap: Difference, p_family: float, better: Literal["less", "more"]) -> Difference:
+    """Return a difference with its corrected p-value and verdict."""
+    judgement: Judgement = "unclear"
+    if p_family <= FAMILY_LEVEL:
+        judgement = "better" if (gap.mean < 0.0) == (better == "less") else "worse"
+    return msgspec.structs.replace(gap, p_family=p_family, judgement=judgement)
 
 
 def _clipped(
@@ -195,7 +216,7 @@ def _clipped(
     return ends, ends[0] - low > beyond or high - ends[1] > beyond
 
 
-def _resolution(sample: ArmValues, quantity: MetricKind) -> float:
+def resolution_of(sample: ArmValues, quantity: MetricKind) -> float:
     """Return the smallest change that the runs of a sample can show, on the scale of the tests."""
     steps = [
         math.log1p(step / value) if quantity.scale == "log" else step
@@ -233,9 +254,3 @@ def _weights(is_primary: Bools) -> Floats:
         is_primary, PRIMARY_SHARE / n_primary, (1.0 - PRIMARY_SHARE) / n_other
     )
     return weights
-
-
-def _judge(mean: float, p_family: float, better: Literal["less", "more"]) -> Judgement:
-    if p_family > FAMILY_LEVEL:
-        return "unclear"
-    return "better" if (mean < 0.0) == (better == "less") else "worse"

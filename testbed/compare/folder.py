@@ -39,6 +39,8 @@ class GridManifest(Struct, frozen=True, kw_only=True):
     primary: str | None = None
     """None in a folder of a version without a primary metric."""
     budget_metric: str | None = None
+    contrasts: list[str] = msgspec.field(default_factory=list)
+    """What each contrast declares."""
     cells: dict[str, dict[str, str]]
     """Hash of the experiment, by arm and seed."""
     inputs: dict[str, dict[str, str]]
@@ -65,7 +67,8 @@ def manifest_of(grid: Grid, inputs: InputsByArm | None = None) -> GridManifest:
         cells.setdefault(cell.arm.name, {})[str(cell.seed)] = cell.experiment.hash()
     metrics = (grid.primary, grid.budget_metric)
     cohorts = [arm.cohorts_of for arm in grid.arms]
-    content = (grid.fleet, grid.baseline, grid.target, metrics, cohorts, cells)
+    contrasts = [contrast.declared for contrast in grid.contrasts]
+    content = (grid.fleet, grid.baseline, grid.target, metrics, cohorts, cells, contrasts)
     digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
     return GridManifest(
         grid=digest,
@@ -74,6 +77,7 @@ def manifest_of(grid: Grid, inputs: InputsByArm | None = None) -> GridManifest:
         target=grid.target,
         primary=grid.primary,
         budget_metric=grid.budget_metric,
+        contrasts=contrasts,
         cells=cells,
         inputs=_with_those_of_leaders(grid, inputs or {}),
     )
@@ -136,7 +140,7 @@ def _check(out: Path, old: GridManifest, new: GridManifest) -> None:
     Raises:
         ExperimentError: Names the first difference.
     """
-    for key in ("fleet", "baseline", "target", "primary", "budget_metric"):
+    for key in ("fleet", "baseline", "target", "primary", "budget_metric", "contrasts"):
         before, after = getattr(old, key), getattr(new, key)
         if before is not None and before != after:
             raise ExperimentError(

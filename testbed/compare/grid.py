@@ -23,6 +23,7 @@ from msgspec import Meta
 from fairbed import profiles
 from fairbed.coordinator.policy.config import PositiveFloat, Section
 from fairbed.profiles import ProfileError
+from fairbed.testbed.compare.contrasts import Contrast, EffectKind, Factor
 from fairbed.testbed.compare.measures import (
     ENERGY,
     FINAL_ACCURACY,
@@ -60,6 +61,7 @@ Share: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 Values: TypeAlias = Annotated[list[Any], Meta(min_length=1)]
 Fleet: TypeAlias = Literal["replay", "run"]
 Cohorts: TypeAlias = Literal["own", "fixed"]
+Levels: TypeAlias = tuple[Any, Any]
 Document: TypeAlias = dict[str, Any]
 """A parsed TOML document, or a part of it."""
 
@@ -105,6 +107,24 @@ class TargetConfig(Section, frozen=True, kw_only=True):
         return tuple(f"time_to_{100 * share:g}_percent" for share in self.share)
 
 
+class ContrastConfig(Section, frozen=True, kw_only=True):
+    """`[[contrast]]`: a question about one to three factors, declared before the grid is run."""
+
+    name: Name
+    factors: Annotated[dict[str, Levels], Meta(min_length=1, max_length=3)]
+    """Keys of the experiment, with dots, each with two levels; a level is a value, or a list of
+    values whose arms are averaged. Every combination must be an arm."""
+    where: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keys and values that its arms have, where arms differ in more than the factors."""
+    metrics: Annotated[tuple[str, ...], Meta(max_length=3)] = ()
+    """Keys of the metrics that it is about; empty is the primary metric."""
+    effects: Annotated[tuple[EffectKind, ...], Meta(min_length=1)] = ("main", "interaction")
+    """The kinds of effects that are tested; the others are shown without a verdict."""
+    equivalent: dict[str, PositiveFloat] = msgspec.field(default_factory=dict)
+    """By metric: an effect within this margin, either side of 0, does not matter, which is tested,
+    too; a share where the metric is compared by ratios."""
+
+
 class GridConfig(Section, frozen=True, kw_only=True):
     """A whole grid file."""
 
@@ -134,6 +154,8 @@ class GridConfig(Section, frozen=True, kw_only=True):
     axes: dict[str, Values] = msgspec.field(default_factory=dict)
     arm: tuple[ArmConfig, ...] = ()
     target: TargetConfig = TargetConfig()
+    contrast: tuple[ContrastConfig, ...] = ()
+    """Factorial questions: main effects, interactions, equivalence."""
     cohorts: Cohorts = "own"
     """`fixed`: arms that select alike have the cohorts of one of them, the baseline or the first;
     `own`: each arm selects for itself."""
@@ -202,6 +224,8 @@ class Grid:
     target: TargetConfig
     report: tuple[str, ...] = ()
     """Keys of the metrics of the table for a paper; empty takes a few."""
+    contrasts: tuple[Contrast, ...] = ()
+    """Factorial questions, declared before the first run."""
 
     def cells(self) -> list[GridCell]:
         """Return all cells, seed by seed, so that an interrupted grid has complete seeds."""
@@ -330,13 +354,14 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         measured = {x for arm in arms for x in arm.experiment.evaluation.metrics}
         compared += named_keys(sorted({name.rpartition(":")[2] for name in measured}))
     described = [metric.key for metric in known_metrics() if metric.better is None]
+    primary = _metric("primary", config.primary or (quality if trains else TOTAL_TIME), compared)
     return Grid(
         name=name,
         fleet=config.fleet,
         seeds=seeds,
         arms=tuple(arms),
         baseline=baseline,
-        primary=_metric("primary", config.primary or (quality if trains else TOTAL_TIME), compared),
+        primary=primary,
         report=tuple(_metric("report", key, [*compared, *described]) for key in config.report),
         budget_metric=_metric(
             "budget_metric",
@@ -344,7 +369,104 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
             [*(scores() if trains else ()), UPDATES],
         ),
         target=config.target,
+        contrasts=_contrasts(config.contrast, arms, primary, compared),
     )
+
+
+def _contrasts(
+    configs: Sequence[ContrastConfig], arms: Sequence[Arm], primary: str, compared: Sequence[str]
+) -> tuple[Contrast, ...]:
+    """Return the contrasts of a grid.
+
+    Raises:
+        ValueError: Two have one name, a metric is unknown, or factors do not cross.
+    """
+    names = [config.name for config in configs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"contrast: names must be distinct, got {twice!r} twice; rename one")
+    experiments = {arm.name: msgspec.to_builtins(arm.experiment) for arm in arms}
+    return tuple(_contrast(config, experiments, primary, compared) for config in configs)
+
+
+def _contrast(
+    config: ContrastConfig,
+    experiments: Mapping[str, Document],
+    primary: str,
+    compared: Sequence[str],
+) -> Contrast:
+    where = f"contrast {config.name!r}"
+    levels = {
+        key: [level if isinstance(level, list) else [level] for level in pair]
+        for key, pair in config.factors.items()
+    }
+    for key, (low, high) in levels.items():
+        if not low or not high or any(value in high for value in low):
+            raise ValueError(
+                f"{where}: factors.{key}: must have two levels without a common value, got "
+                f"{config.factors[key]}; list other values"
+            )
+    cells = {
+        at: tuple(
+            _arm_with(
+                where, {**config.where, **dict(zip(levels, values, strict=True))}, experiments
+            )
+            for values in itertools.product(
+                *(pair[level] for pair, level in zip(levels.values(), at, strict=True))
+            )
+        )
+        for at in itertools.product((0, 1), repeat=len(levels))
+    }
+    metrics = config.metrics or (primary,)
+    for key in (*metrics, *config.equivalent):
+        _metric(f"{where}: metrics", key, compared)
+    if other := next((key for key in config.equivalent if key not in metrics), None):
+        raise ValueError(
+            f"{where}: equivalent: must be of its metrics, got {other!r}; add it to metrics"
+        )
+    return Contrast(
+        name=config.name,
+        factors=tuple(
+            Factor(key, (_level_text(pair[0]), _level_text(pair[1])))
+            for key, pair in levels.items()
+        ),
+        cells=cells,
+        metrics=metrics,
+        tested=config.effects,
+        margins=config.equivalent,
+    )
+
+
+def _arm_with(where: str, values: Mapping[str, Any], experiments: Mapping[str, Document]) -> str:
+    """Return the arm that has these values.
+
+    Raises:
+        ValueError: None has, or several have.
+    """
+    found = [
+        name
+        for name, experiment in experiments.items()
+        if all(_value_in(experiment, key) == value for key, value in values.items())
+    ]
+    if len(found) == 1:
+        return found[0]
+    wanted = ", ".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
+    if not found:
+        raise ValueError(f"{where}: must have an arm for every combination, got none with {wanted}")
+    raise ValueError(
+        f"{where}: must have one arm for a combination, got {' and '.join(found[:3])} with "
+        f"{wanted}; set where to a key in which they differ"
+    )
+
+
+def _value_in(experiment: Document, key: str) -> Any:
+    value: Any = experiment
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _level_text(values: Sequence[Any]) -> str:
+    return " or ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
 
 
 def _with_fixed_cohorts(arms: Sequence[Arm], baseline: str, fleet: Fleet) -> list[Arm]:

@@ -21,6 +21,7 @@ from fairbed.testbed.compare.differences import FAMILY_LEVEL
 from fairbed.testbed.compare.table import (
     ShownNumber,
     cells_csv,
+    effects_csv,
     heading_of,
     metrics_csv,
     shown_gap,
@@ -164,6 +165,7 @@ def write_report(comparison: Comparison, out: Path) -> None:
         "compare.json": msgspec.json.format(msgspec.json.encode(comparison)).decode() + "\n",
         "compare.csv": metrics_csv(comparison),
         "cells.csv": cells_csv(comparison),
+        **({"effects.csv": effects_csv(comparison)} if comparison.effects else {}),
         "compare.tex": tex(comparison),
     }
     for name, text in files.items():

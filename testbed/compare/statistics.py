@@ -72,7 +72,7 @@ def mean_interval(
     if values.size == 1:
         return ConfidenceInterval(mean, None, None, 1)
     quantile = -float(special.stdtrit(values.size - 1, (1.0 - confidence) / 2.0))
-    half = quantile * _standard_error(values, floor)
+    half = quantile * standard_error(values, floor)
     return ConfidenceInterval(mean, mean - half, mean + half, values.size)
 
 
@@ -90,13 +90,13 @@ def p_value(differences: Floats, floor: float = 0.0) -> float | None:
     n = differences.size
     if n < LEAST_SEEDS_TO_JUDGE:
         return None
-    mean, error = float(differences.mean()), _standard_error(differences, floor)
+    mean, error = float(differences.mean()), standard_error(differences, floor)
     if error == 0.0:
         return 1.0 if mean == 0.0 else 0.0
     return 2.0 * float(special.stdtr(n - 1, -abs(mean) / error))
 
 
-def _standard_error(values: Floats, floor: float) -> float:
+def standard_error(values: Floats, floor: float) -> float:
     """Return max(s, floor) / sqrt(n); s is 0 for equal values, whose mean may be rounded."""
     deviation = 0.0 if values.min() == values.max() else float(values.std(ddof=1))
     return max(deviation, floor) / float(np.sqrt(values.size))

@@ -18,6 +18,7 @@ from fairbed.testbed.compare.comparison import (
     MetricSummary,
     three_digits,
 )
+from fairbed.testbed.compare.contrasts import POWER, Effect
 from fairbed.testbed.compare.differences import (
     FAMILY_LEVEL,
     PRIMARY_SHARE,
@@ -38,7 +39,7 @@ LARGEST_PLAIN = 1e9
 """Larger numbers are printed with an exponent."""
 CLIPPED = "\u2020"
 """Dagger behind an interval that was clipped."""
-MARKS = {"better": "+", "worse": "-", "unclear": "", "no verdict": ""}
+MARKS = {"better": "+", "worse": "-", "unclear": "", "no verdict": "", "no power": ""}
 COLOURS = {"better": "green", "worse": "red"}
 _MARKED = re.compile(r"[0-9%](?P<mark>[+-])(?: |$)")
 
@@ -54,6 +55,7 @@ class TextTable:
 
 def tables(comparison: Comparison) -> Iterator[TextTable]:
     """Yield a table of all metrics, the primary metric, the front, and tables of other metrics."""
+    yield from _contrasts(comparison)
     yield _overview(comparison)
     for metric in comparison.metrics:
         if metric.key == comparison.primary:
@@ -97,10 +99,11 @@ def print_rich(comparison: Comparison) -> None:
 def notes(comparison: Comparison) -> list[str]:
     """Return an explanation of the tables, and every warning."""
     primary = {m.key: m.heading for m in comparison.metrics}.get(comparison.primary)
+    first = "contrasts" if comparison.effects else "differences of the primary metric"
     marks = (
         f"+ and - mark arms that are better or worse than {comparison.baseline}: the "
         f"{comparison.comparisons} differences of this grid, paired by seed, were tested together "
-        f"(Holm; the primary metric begins with {100 * PRIMARY_SHARE:g} % of the level), so at "
+        f"(Holm; {first} begin with {100 * PRIMARY_SHARE:g} % of the level), so at "
         f"most {100 * FAMILY_LEVEL:.0f} % of grids of equal arms have any mark."
     )
     tested = marks if comparison.comparisons else "No difference was tested."
@@ -108,8 +111,21 @@ def notes(comparison: Comparison) -> list[str]:
         f"Primary metric: {primary or comparison.primary} (key `primary` of a grid file), "
         "marked by *.",
         f"{brackets(comparison)} {tested}",
+        *power_of(comparison),
         *reading(comparison),
         *(f"warning: {line}" for line in comparison.warnings),
+    ]
+
+
+def power_of(comparison: Comparison) -> list[str]:
+    """Return what the contrasts can show with these seeds; empty without a tested one."""
+    known = [(e.smallest, e.estimate.n) for e in comparison.effects if e.smallest is not None]
+    if not known:
+        return []
+    smallest, n = max(known)
+    return [
+        f"Power: {n} seeds show an effect of {smallest:.2f} standard deviations (of it over seeds) "
+        f"in {100 * POWER:.0f} % of grids, as the first verdict of the family; unclear is not none."
     ]
 
 
@@ -179,6 +195,27 @@ def metrics_csv(comparison: Comparison) -> str:
                     *((gap.p, gap.p_family, gap.judgement, gap.reason) if gap else (None,) * 4),
                 )
             )
+    return _csv(rows)
+
+
+def effects_csv(comparison: Comparison) -> str:
+    """Return CSV with a row for each effect of a contrast and metric."""
+    names = ("contrast", "kind", "effect", "metric")
+    gap = ("mean", "low", "high", "n", "resolution", "p", "p_family", "judgement", "reason")
+    pair = ("margin", "p", "p_family", "is_shown")
+    rows: list[Sequence[object]] = [
+        (*names, *gap, "p_sign_flip", *(f"equivalence_{key}" for key in pair), "smallest_sd")
+    ]
+    for effect in comparison.effects:
+        rows.append(
+            (
+                *(getattr(effect, key) for key in names),
+                *(getattr(effect.estimate, key) for key in gap),
+                effect.p_sign_flip,
+                *(getattr(effect.equivalence, key, None) for key in pair),
+                effect.smallest,
+            )
+        )
     return _csv(rows)
 
 
@@ -341,6 +378,39 @@ def _overview(comparison: Comparison) -> TextTable:
         for arm in comparison.arms
     )
     return TextTable(f"{comparison.name}: means over seeds", headings, rows)
+
+
+def _contrasts(comparison: Comparison) -> Iterator[TextTable]:
+    """Yield a table for each contrast and metric."""
+    metrics = {metric.key: metric for metric in comparison.metrics}
+    of_table = dict[tuple[str, str], list[Effect]]()
+    for effect in comparison.effects:
+        of_table.setdefault((effect.contrast, effect.metric), []).append(effect)
+    for (name, key), effects in of_table.items():
+        metric = metrics[key]
+        has_margin = any(effect.equivalence is not None for effect in effects)
+        what = "relative, ratios of geometric means" if metric.scale == "log" else "differences"
+        headings = ("effect", "", what, "n", "corrected p", "sign flips p", "")
+        yield TextTable(
+            f"contrast {name}: {heading_of(metric)} ({metric.better} is better)",
+            (*headings, *(("equivalent",) if has_margin else ())),
+            tuple(_effect_row(effect, metric, has_margin=has_margin) for effect in effects),
+        )
+
+
+def _effect_row(effect: Effect, metric: MetricSummary, *, has_margin: bool) -> tuple[str, ...]:
+    gap, pair = effect.estimate, effect.equivalence
+    row = (
+        *(effect.effect, effect.kind, str(shown_number(gap, metric)), str(gap.n)),
+        *(_p(gap.p_family), _p(effect.p_sign_flip), gap.judgement),
+    )
+    if not has_margin:
+        return row
+    if pair is None or pair.p_family is None:
+        return (*row, MISSING)
+    factor, unit = (100.0, " %") if metric.scale == "log" else (1.0, "")
+    within = f"within {factor * pair.margin:g}{unit}"
+    return (*row, f"{within}, p {_p(pair.p_family)}" if pair.is_shown else f"not shown {within}")
 
 
 def _seeds(comparison: Comparison, arm: ArmSummary) -> str:

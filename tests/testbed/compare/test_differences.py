@@ -9,6 +9,7 @@ from scipy import stats
 from fairbed.coordinator.report.measures.scales import SHARE, TIME, VARIANCE, RunSize
 from fairbed.testbed.compare.differences import (
     ArmValues,
+    corrected,
     difference,
     estimate,
     judged,
@@ -138,8 +139,8 @@ def test_a_difference_without_a_verdict_is_no_part_of_the_family() -> None:
     assert gap is not None
     assert gap.p is not None
     gaps = {("a", "m"): gap, ("b", "m"): without_verdict(gap, "a seed lacks it")}
-    found = judged(gaps, "m", {"m": "more"})
-    assert found["a", "m"].p_family == gap.p
-    assert found["a", "m"].judgement == "better"
-    assert (found["b", "m"].judgement, found["b", "m"].p) == ("no verdict", None)
-    assert found["b", "m"].reason == "a seed lacks it"
+    family = corrected({of: one.p for of, one in gaps.items() if one.p is not None}, set(gaps))
+    assert family == {("a", "m"): gap.p}
+    assert judged(gap, family["a", "m"], "more").judgement == "better"
+    other = gaps["b", "m"]
+    assert (other.judgement, other.p, other.reason) == ("no verdict", None, "a seed lacks it")
