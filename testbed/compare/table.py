@@ -402,7 +402,8 @@ def _effect_row(effect: Effect, metric: MetricSummary, *, has_margin: bool) -> t
     gap, pair = effect.estimate, effect.equivalence
     row = (
         *(effect.effect, effect.kind, str(shown_number(gap, metric)), str(gap.n)),
-        *(_p(gap.p_family), _p(effect.p_sign_flip), gap.judgement),
+        *(_p(gap.p_family), _p(effect.p_sign_flip)),
+        "not tested" if gap.judgement == "no verdict" and not gap.reason else gap.judgement,
     )
     if not has_margin:
         return row
