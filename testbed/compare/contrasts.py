@@ -334,7 +334,7 @@ def sign_flip_p(values: Floats) -> float:
     beyond = int((np.abs(_signs(n) @ values) >= observed).sum())
     if n > MAX_EXACT:
         return (1 + beyond) / (1 + DRAWN_SIGNS)
-    return beyond / 2**n
+    return beyond / len(_signs(n))
 
 
 @lru_cache(maxsize=4)
@@ -344,7 +344,8 @@ def _signs(n: int) -> Floats:
         bits = np.random.Generator(np.random.Philox(0)).integers(0, 2, (DRAWN_SIGNS, n))
     else:
         bits = np.arange(1 << n)[:, None] >> np.arange(n) & 1
-    return 2.0 * bits - 1.0
+    signs: Floats = np.asarray(2.0 * bits - 1.0, dtype=np.float64)
+    return signs
 
 
 def smallest_effect(n: int, level: float, power: float = POWER) -> float | None:

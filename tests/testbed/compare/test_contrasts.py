@@ -211,7 +211,7 @@ def test_p_values_are_those_of_scipy() -> None:
     assert equivalence_p(np.full(6, 0.1), 0.2) == 0.0
     assert equivalence_p(np.full(6, 0.3), 0.2) == 1.0
     expected = stats.permutation_test(
-        (values,), lambda x: x.mean(), permutation_type="samples", n_resamples=np.inf
+        (values,), np.mean, permutation_type="samples", n_resamples=5000
     ).pvalue
     assert sign_flip_p(values) == pytest.approx(expected)
     many = rng.normal(0.5, 1.0, 30)
@@ -304,13 +304,13 @@ def test_the_power_is_said_before_the_run(tmp_path: Path) -> None:
 
 
 def test_few_grids_of_equal_arms_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    """The family holds 5 %: of 100 grids, 99.9 % of such samples have at most 13."""
-    assert contrasts.main(["--draws", "100", "--json"]) == 0
+    """The family holds 5 %: of 60 grids, 99.9 % of such samples have at most 9."""
+    assert contrasts.main(["--draws", "60", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert all(row["any verdict"] <= 0.13 for row in found["verdicts"])
-    assert all(row["without correction"] > 0.3 for row in found["verdicts"])
+    assert all(row["any verdict"] <= 0.15 for row in found["verdicts"])
+    assert all(row["without correction"] > 0.2 for row in found["verdicts"])
     normal = [row for row in found["coverage"] if row["noise"] == "normal"]
-    assert all(row[key] >= 0.87 for row in normal for key in ("main effect", "interaction"))
+    assert all(row[key] >= 0.85 for row in normal for key in ("main effect", "interaction"))
     with pytest.raises(UsageError, match="--draws: must be at least 1, got 0"):
         contrasts.main(["--draws", "0"])
 
