@@ -139,7 +139,7 @@ class SyntheticRun:
                 return
 
     def write_rounds(self, rounds: int) -> None:
-        """Write that many rounds of a new run at once, and the contexts that a store retains."""
+        """Write that many rounds of a new run at once, and their contexts that a store retains."""
         closed = 0
         for at_s, write in self._rounds():
             write()
@@ -147,9 +147,10 @@ class SyntheticRun:
             closed += write.func == self._close
             if closed == rounds:
                 break
-        for second in range(-(STREAM_MAX_ROWS // len(self.names)), 0):
+        kept = min(STREAM_MAX_ROWS // len(self.names), int(self._now_s / CONTEXT_S))
+        for second in range(-kept, 0):
             for row in range(len(self.names)):
-                self._context(max(self._now_s + second * CONTEXT_S, 0.0), row)
+                self._context(self._now_s + second * CONTEXT_S, row)
             self._store.flush()
 
     def close(self) -> None:

@@ -38,6 +38,9 @@ AGENTS = 20
 """Of the job of `round-time`."""
 LONGEST_S = 300.0
 """Of one part."""
+EXCHANGE = ("--agents", "10", "--size", "4", "--repeats", "3")
+MERGE = ("--devices", "20", "--values", "1000000")
+"""Options of `exchange` and `merge-speed`."""
 STARTS = 5
 """Starts of Python with numpy that are timed."""
 SHOWN = 3
@@ -118,11 +121,11 @@ def measure(rounds: int) -> dict[str, float]:
         run = _bench("round-time", "--agents", str(AGENTS), "--rounds", str(rounds))
         floor_ms.append(sum(line.round_ms for line in floor_of_round(AGENTS)))
         bar.advance()
-        exchange = _bench("exchange", "--agents", "10", "--size", "4", "--repeats", "3")
+        exchange = _bench("exchange", *EXCHANGE)
         bar.advance()
         replay = _bench("replay-training", "--only", "common,cnn", "--rounds", str(rounds))
         bar.advance()
-        merge = _bench("merge-speed", "--devices", "20", "--values", "1000000")
+        merge = _bench("merge-speed", *MERGE)
         bar.advance()
     floor = statistics.mean(floor_ms)
     cpu_ms = {name: value for name, value in run.items() if name.startswith("cpu_ms_")}

@@ -13,6 +13,7 @@ Property tests belong to both: the fast tier tries `FAST_EXAMPLES` of a hundred 
 """
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     if tier == "all":
         return
-    kept = [item for item in items if (_is_fast(item) if tier == "fast" else _is_of_the_rest(item))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    belongs = _is_fast if tier == "fast" else _is_of_the_rest
+    kept, left = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (kept if belongs(item) else left).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = kept
 
 
+@cache
 def _is_in_full(path: Path) -> bool:
     return any(path.is_relative_to(ROOT / name) for name in FULL)
 

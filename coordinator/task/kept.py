@@ -18,6 +18,7 @@ import struct
 import sys
 import sysconfig
 import types
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -177,6 +178,8 @@ class _Reader:
             self._sequence((value.func, value.args, value.keywords))
         elif isinstance(value, functools._lru_cache_wrapper):
             self.add(value.__wrapped__)
+        elif type(value) is weakref.ReferenceType:  # of a recurrent layer, to its weights
+            self.add(value())
         elif isinstance(value, _SETTINGS) or type(value).__module__ == "typing":
             self._write(repr(value))
         elif _is_builtin(value):

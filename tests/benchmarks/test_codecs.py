@@ -1,11 +1,9 @@
 """The benchmark of the codecs runs them all the way, on a small scale."""
 
-import subprocess
-import sys
-
 import msgspec
 import pytest
 
+from benchmarks import codecs
 from fairbed.testbed.run.broker import find_broker
 
 pytestmark = [
@@ -15,22 +13,14 @@ pytestmark = [
 ]
 
 
-def test_it_shows_what_a_codec_saves() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "fairbed.testbed.cli.main",
-        "bench",
-        "codecs",
-        "--json",
-        "--seeds",
-        "1",
-    ]
-    command += ["--rounds", "2", "--devices", "2", "--per-round", "2", "--link", "wifi-board"]
-    command += ["--only", "float32/float32,int8/delta"]
-    done = subprocess.run(command, capture_output=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    result = msgspec.json.decode(done.stdout)
+def test_it_shows_what_a_codec_saves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codecs, "SPEED_VALUES", 50_000)
+    options = ["--seeds", "1", "--rounds", "2", "--devices", "2", "--per-round", "2", "--json"]
+    options += ["--link", "wifi-board", "--only", "float32/float32,int8/delta"]
+    assert codecs.main(options) == 0
+    result = msgspec.json.decode(capsys.readouterr().out)
     raw, coded = result["float32/float32"], result["int8/delta"]
     assert raw["exchanges"] == coded["exchanges"] == 4
     assert coded["up_kb"] < raw["up_kb"] / 3.9

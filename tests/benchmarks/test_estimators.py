@@ -158,8 +158,8 @@ def test_what_cannot_be_replayed_is_refused(asked: list[str]) -> None:
 @pytest.mark.timeout(240)
 def test_a_small_fleet_is_run_and_checked(tmp_path: Path) -> None:
     """On a machine that tests keep busy nothing is said of how good the estimators are."""
-    found = estimators.measure("traces", tmp_path / "kept", "process", ["rounds=4"])
-    assert found.exchanges == 4 * 8
+    found = estimators.measure("traces", tmp_path / "kept", "process", ["rounds=2"])
+    assert found.exchanges == 2 * 8
     assert 0 <= found.valid <= found.exchanges
     assert list(found.errors) == [
         *("ridge", "phases", "last value", "device mean", "global mean"),
@@ -170,7 +170,7 @@ def test_a_small_fleet_is_run_and_checked(tmp_path: Path) -> None:
     if found.valid:
         assert 0.0 < found.wire_median < 1.0
         assert 0.1 < found.tau_median_s < 60.0
-    again = estimators.measure("traces", tmp_path / "kept", "process", ["rounds=4"])
+    again = estimators.measure("traces", tmp_path / "kept", "process", ["rounds=2"])
     assert told(again) == told(found), "the run that is there was taken"
     document = tmp_path / "page.md"
     place = "<!-- estimators table -->\nEarlier words.\n<!-- end of estimators table -->\n"

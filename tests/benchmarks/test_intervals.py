@@ -12,7 +12,7 @@ def test_intervals_and_verdicts_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intervals, "DRAWN_GRIDS", 60)
-    arguments = ["--draws", "300", "--runs", "80", "--set", "rounds=10", "--json"]
+    arguments = ["--draws", "300", "--runs", "80", "--set", "rounds=4", "--json"]
     assert intervals.main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["distribution"], row["seeds"]) for row in found["known"]][:2] == [

@@ -17,7 +17,12 @@ def entry(at: str, ratio: float, python: str = "3.11.2", revision: str = "a" * 4
     return Entry(at, revision, MACHINE, python, 0.5, {"merge": ratio, "exchange up": 0.5})
 
 
-def test_it_measures_and_appends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_measures_and_appends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "AGENTS", 4)
+    monkeypatch.setattr(quick, "EXCHANGE", ("--agents", "3", "--size", "4", "--repeats", "1"))
+    monkeypatch.setattr(quick, "MERGE", ("--devices", "4", "--values", "200000"))
     history = tmp_path / "history.jsonl"
     assert quick.main(["--rounds", "3", "--history", str(history)]) == 0
     [found] = quick.read_history(history)

@@ -17,7 +17,7 @@ def numbers(output: str) -> dict[str, float]:
     return values
 
 
-@pytest.mark.parametrize("options", [[], ["--echo"], ["--client", "aiomqtt"]])
+@pytest.mark.parametrize("options", [[], ["--echo", "--client", "aiomqtt"]])
 def test_round_time_tells_how_long_a_round_takes(
     options: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,19 +45,6 @@ def test_round_time_takes_turns_with_flower(capsys: pytest.CaptureFixture[str]) 
         round_time.main(
             ["--agents", "2", "--rounds", "3", "--turns", "1", "--flower", "/bin/false"]
         )
-
-
-def test_soak_follows_memory_and_processor_time_of_every_process(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert soak.main(["--rounds", "100", "--agents", "2", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["merged"] == result["dispatched"] == 200
-    assert 8 <= len(result["samples"]) <= 19
-    assert all(min(sample["rss_mib"].values()) > 0.0 for sample in result["samples"])
-    for sample in result["samples"]:
-        used = sample["cpu_s_per_round"]
-        assert all(used[kind] > 0.0 for kind in ("coordinator", "broker", "agents"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="proportional memory is known on Linux only")
@@ -125,14 +112,19 @@ def test_kills_tells_what_survives(part: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("part", "broker"),
-    [("start", "mosquitto"), ("start", "nats"), ("start", "amqtt"), ("home", "mosquitto")],
+    ("part", "broker", "times"),
+    [
+        ("start", "mosquitto", 12),
+        ("start", "nats", 3),  # only the start of the broker differs
+        ("start", "amqtt", 3),
+        ("home", "mosquitto", 6),
+    ],
 )
 def test_a_start_that_is_killed_at_each_step_goes_on(
-    part: str, broker: str, capsys: pytest.CaptureFixture[str]
+    part: str, broker: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--parts", part, "--kills", "12", "--broker", broker, "--json"]
+    options = ["--parts", part, "--kills", str(times), "--broker", broker, "--json"]
     assert kills.main(options) == 0
     (result,) = json.loads(capsys.readouterr().out)["parts"]
-    assert (result["kills"], result["survived"]) == (12, 12)
-    assert result["points"] >= (10 if part == "start" else 0)
+    assert (result["kills"], result["survived"]) == (times, times)
+    assert result["points"] == (times if part == "start" else 0)

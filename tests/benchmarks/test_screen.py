@@ -82,10 +82,9 @@ def test_the_time_of_a_screen_is_that_of_the_end_of_its_frame() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the time of threads is known on Linux only")
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "remote"])
-def test_a_coordinator_is_measured_with_and_without_viewers(is_remote: bool) -> None:
-    watching = screen.watch_run(1, 1, 1, (100, 30), is_remote=is_remote)
-    assert (watching.relay_cpu_s[0] > 0.0) == is_remote
+def test_a_coordinator_is_measured_with_and_without_viewers() -> None:
+    watching = screen.watch_run(1, 1, 1, (100, 30), is_remote=True)
+    assert watching.relay_cpu_s[0] > 0.0
     assert len(watching.alone_cpu_s) == len(watching.watched_cpu_s) == 1
     assert min(*watching.alone_cpu_s, *watching.watched_cpu_s) > 0.0
     assert 0.1 < watching.ratio < 10.0

@@ -115,6 +115,17 @@ def test_a_change_of_the_source_is_another_model(
     assert export_key([write()]) != export_key([write(change)])
 
 
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_layer_which_refers_to_its_weights_weakly_is_read(
+    layer: Callable[[int, int], nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    first = layer(2, 3)
+    torch.manual_seed(0)
+    same, other = layer(2, 3), layer(2, 3)
+    assert export_key([first]) == export_key([same]) != export_key([other])
+
+
 def test_a_change_that_no_source_shows_is_another_model(
     write: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,9 @@ SETTINGS = {
     "RAY_health_check_period_ms": "1000",  # of the head: it misses a dead node after 5 s, not 15 s
 }
 
+WITHOUT_OF_THE_HEAD = ("--include-dashboard=false", "--no-monitor")
+"""Services of a head that a job on its own nodes does not use; each is a process for its life."""
+
 READY = "Ray runtime started"
 
 STARVED = "timed out during startup"
@@ -90,10 +93,9 @@ class Nodes:
         role = [f"--address={self.address}"]
         if not self._has_head:
             port = self.address.rpartition(":")[2]
-            role = ["--head", f"--port={port}", "--include-dashboard=false"]
-            role.append(f"--temp-dir={self._folder}")
+            role = ["--head", f"--port={port}", f"--temp-dir={self._folder}", *WITHOUT_OF_THE_HEAD]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, "--block"]
-        command += [f"--node-ip-address={host or self._host}"]
+        command += [f"--node-ip-address={host or self._host}", "--include-log-monitor=false"]
         sizes = [f"--num-cpus={cores}", f"--object-store-memory={STORE_BYTES}"]
         ports = ["--min-worker-port=0", "--max-worker-port=0"]
         argv = guarded([*inside, *command, *sizes, *ports])

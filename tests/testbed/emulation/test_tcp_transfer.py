@@ -251,7 +251,7 @@ def test_a_broken_statement_is_an_error(kind: type[_CheckedTransfer], statement:
         kind(line, 0.0, 200 * PACKET_BITS, TcpSender()).run(600.0)
 
 
-@pytest.mark.parametrize("transfers", [400, pytest.param(6_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("transfers", [400, pytest.param(1_500, marks=pytest.mark.full)])
 def test_a_sweep_of_hostile_links_breaks_no_statement(transfers: int) -> None:
     """Constant links, cliffs and holes; a broken statement names its seed and connection."""
     swept = sweep(transfers, seed=transfers)
@@ -262,7 +262,7 @@ def test_a_sweep_of_hostile_links_breaks_no_statement(transfers: int) -> None:
 
 
 @pytest.mark.skipif(not HAS_DRIVES, reason=f"needs {DRIVES} in FAIRBED_DATA")
-@pytest.mark.parametrize("transfers", [200, pytest.param(3_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("transfers", [200, pytest.param(600, marks=pytest.mark.full)])
 def test_a_sweep_of_recorded_drives_breaks_no_statement(transfers: int) -> None:
     swept = sweep(transfers, seed=transfers, data=DATA, kinds=("drive",))
     assert not swept.broken

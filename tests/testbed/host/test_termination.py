@@ -83,7 +83,8 @@ def test_signals_at_any_time_of_a_start_end_it_with_status_0(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", str(QUICKSTART)]
-    for attempt in range(10):
+    first_s = 0.3 * STOPPING.index(number)
+    for attempt in range(3):
         out = tmp_path / str(attempt)
         process = subprocess.Popen(
             [*command, "--headless", "--out", str(out)],
@@ -97,7 +98,7 @@ def test_signals_at_any_time_of_a_start_end_it_with_status_0(
             has_begun = Path(f"/proc/{process.pid}/status")
             while not catches(has_begun, number):
                 time.sleep(0.005)
-            time.sleep(0.2 * attempt)
+            time.sleep(first_s + 0.6 * attempt)
             process.send_signal(number)
             _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, (attempt, errors)

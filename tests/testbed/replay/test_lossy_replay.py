@@ -14,6 +14,7 @@ from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.replay.world.tcp_links import TcpLinks
 from tests.testbed.replay.fleets import experiment, replay_rounds
+from tests.tiers import in_depth
 
 LINK = """
 title = "A link"
@@ -125,10 +126,7 @@ def starlink(seed: int, rounds: int) -> Experiment:
     return experiment(group, seed=seed, rounds=rounds, replay={"training": False}, **more)
 
 
-@pytest.mark.parametrize(
-    ("seed", "rounds"),
-    [(6, 20), *(pytest.param(seed, 400, marks=pytest.mark.full) for seed in range(1, 9))],
-)
+@pytest.mark.parametrize(("seed", "rounds"), [(6, 20), in_depth(1, 60)])
 def test_a_replay_over_satellites_ends_and_resumes_where_it_crashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, rounds: int
 ) -> None:

@@ -37,8 +37,7 @@ ASYNC = ["--set", "round.mode=async", "--set", "round.concurrency=3", "--set", "
 @pytest.mark.parametrize(
     ("more", "command", "needs"),
     [
-        ([], "exclude", "round"),
-        (ASYNC, "set", "round"),
+        ([], "set", "round"),
         (ASYNC, "exclude", "update"),
     ],
 )
