@@ -88,7 +88,7 @@ ClientName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 MAX_PROCESSES = 512
-"""Of a client, unless its owner says another number; threads do not count."""
+"""Of a client, unless its owner sets another number; threads do not count."""
 
 
 class AllowedClient(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -114,7 +114,9 @@ def train(
     All terms act on parameters; the engine updates the buffers. The anchor of a value that the
     device keeps for itself (`Layout.local`) is its value before the first step. With `micro_batch`
     the engine computes a mini-batch in parts, which bounds its memory; all else sees whole
-    mini-batches. Augmentations change each of them by its seed (`wire.augment`).
+    mini-batches. Augmentations change each of them by its seed (`wire.augment`). With
+    `personal_epochs` the values of `Layout.local` are trained first, and the others afterwards, as
+    two trainings with momentum and schedule of their own (`device_agent.alternating`).
 
     Args:
         engine: Computes the gradients.
@@ -152,15 +154,22 @@ def train(
         w_t = anchor.copy()
         w_t[local] = vector[local]
     vectors = {} if vectors is None else vectors
+    turns = None
+    limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
+    if hyperparameters.personal_epochs:
+        from fairbed.device_agent.alternating import Alternation
+
+        turns = Alternation(engine.spec.layout, vector, hyperparameters, len(y))
+        limit = None if limit is None else limit + turns.personal_steps
     lengths = None
     if hyperparameters.schedule is not None:
-        lengths = np.array([local_steps(len(y), hyperparameters)])
+        total = local_steps(len(y), hyperparameters)
+        lengths = np.array([total if turns is None else turns.personal_steps])
     if hyperparameters.optimiser is not None:
         state = _own_state(hyperparameters, state, n_params)
     descent = Descent(
         work[:n_params], hyperparameters, w_t[:n_params], rule, vectors, state, lengths
     )
-    limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
     rate = hyperparameters.learning_rate
     is_scaled = descent.is_plain and LEAST_FACTOR <= rate <= LARGEST_FACTOR
     factor = rate if is_scaled else 1.0
@@ -176,6 +185,12 @@ def train(
             break
         if is_first:
             loss_sum, seen = 0.0, 0.0
+        if turns is not None and steps == turns.personal_steps:
+            turns.begin_shared(work[:n_params])
+            lengths = None if lengths is None else total - lengths
+            descent = Descent(
+                work[:n_params], hyperparameters, w_t[:n_params], rule, vectors, lengths=lengths
+            )
         engine.reseed(seed, steps)
         changed = None  # not one step longer: examples may be as large as the model
         if augmented is None:
@@ -198,7 +213,12 @@ def train(
                 gradient,
             )
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
-        descent.step(gradient, is_scaled=is_scaled)
+        if turns is None:
+            descent.step(gradient, is_scaled=is_scaled)
+        else:
+            turns.mask(gradient)
+            descent.step(gradient, is_scaled=is_scaled)
+            turns.hold(work[:n_params])
         padded = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
             meter.step(part.stop - part.start, padded)
@@ -229,9 +249,10 @@ def train(
 
 def local_steps(n: int, hyperparameters: Hyperparameters) -> int:
     """Return the number of mini-batches of a round on `n` examples."""
-    steps = hyperparameters.epochs * -(-n // hyperparameters.batch_size)
-    limit = hyperparameters.max_steps
-    return steps if limit is None else min(steps, limit)
+    per_epoch, limit = -(-n // hyperparameters.batch_size), hyperparameters.max_steps
+    steps = hyperparameters.epochs * per_epoch
+    steps = steps if limit is None else min(steps, limit)
+    return steps + hyperparameters.personal_epochs * per_epoch
 
 
 def _own_state(
@@ -595,7 +616,7 @@ def mini_batches(
         buckets: Bucket of each example, shape (n,), as for `wire.buckets.cut_batches`.
     """
     orders = EpochOrders()
-    for epoch in range(hyperparameters.epochs):
+    for epoch in range(hyperparameters.personal_epochs + hyperparameters.epochs):
         order = orders.draw(seed, epoch, n)
         for at, batch in enumerate(cut_batches(order, buckets, hyperparameters.batch_size)):
             yield at == 0, batch

@@ -108,7 +108,7 @@ class BaseFiles:
         """Make a link to the file that another device has written; return whether it is right."""
         try:
             os.link(found, to)
-        except OSError:  # nobody has, or this file system has no links
+        except OSError:  # there is none, or this file system has no links
             return False
         if _hash_of(to) == sha256:
             return True

@@ -283,6 +283,9 @@ SGD."""
 AUGMENT_SKILL = "augment"
 """The device knows `Hyperparameters.augment`."""
 
+ALTERNATING_SKILL = "personal-epochs"
+"""The device knows `Hyperparameters.personal_epochs`."""
+
 MAX_AUGMENTS = 16
 
 ScheduleKind: TypeAlias = Literal["step", "cosine"]
@@ -361,6 +364,10 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """How the learning rate changes within the round; None: it does not. As `optimiser`."""
     augment: Annotated[tuple[Augment, ...], Meta(max_length=MAX_AUGMENTS)] = ()
     """Augmentations of each mini-batch, in order. Sent only to devices with the skill `augment`."""
+    personal_epochs: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """Passes that train the values that the device keeps (`Layout.local`) alone, before `epochs`
+    passes that train the others alone; 0: all are trained together. Sent only to devices with the
+    skill `personal-epochs`."""
 
     @property
     def is_adam(self) -> bool:

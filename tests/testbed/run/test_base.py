@@ -37,6 +37,7 @@ personal = ["head.bias"]
 [training]
 learning_rate = 0.05
 batch_size = 40
+personal_epochs = 1
 [selection]
 policy = "uniform"
 per_round = 3
