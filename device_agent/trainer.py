@@ -8,6 +8,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Engine, Examples, parts
@@ -201,8 +202,8 @@ def train(
         steps += 1
         if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
-        if loss < 0.0 and engine.spec.has_own_loss:
-            raise TrainingDiverged(_negative("training", loss))
+        if loss < 0.0 and engine.spec.has_own_loss and not engine.spec.has_signed_loss:
+            raise TrainingDiverged(_negative("training", engine.spec, loss))
         if descent.has_rules:
             gradient_at = partial(
                 _gradient_at,
@@ -337,8 +338,8 @@ def evaluate(
 
     Raises:
         ValueError: There are no examples, or a target does not fit the task.
-        TrainingDiverged: The loss is not finite, or one of the user is below 0, or no example has a
-            weight in it.
+        TrainingDiverged: The loss is not finite, or one of the user is below 0 and may not, or no
+            example has a weight in it.
     """
     check_targets(engine.spec, y)
     parts = list[Evaluation]()
@@ -362,8 +363,8 @@ def evaluate(
                 "evaluation: an example must have a weight above 0 in the loss, got 0 for all "
                 f"{len(y)}; give the device others"
             )
-        if loss < 0.0:
-            raise TrainingDiverged(_negative("evaluation", loss))
+        if loss < 0.0 and not engine.spec.has_signed_loss:
+            raise TrainingDiverged(_negative("evaluation", engine.spec, loss))
     if engine.spec.named_metrics:
         from fairbed.wire.named_metrics import sums_by_name
 
@@ -371,11 +372,15 @@ def evaluate(
     return loss, quality
 
 
-def _negative(where: str, loss: float) -> str:
-    return (
-        f"{where}: model.loss must be at least 0, as policies and rules take it, got {loss:.4g}; "
-        "add a constant"
-    )
+def _negative(where: str, spec: TaskSpec, loss: float) -> str:
+    assert spec.loss is not UNSET, "the loss of a kind is at least 0"
+    beside = f" with {spec.loss.bounded_by}" if spec.loss.bounded_by else ""
+    return f"{where}: model.loss must be at least 0{beside}, got {loss:.4g}; add a constant"
+
+
+def reported_loss(spec: TaskSpec, loss: float) -> float:
+    """Return a loss as a device reports it: rounding can leave one just below 0."""
+    return loss if spec.has_signed_loss else max(0.0, loss)
 
 
 def _evaluation_batches(

@@ -1,6 +1,7 @@
 """A loss and metrics of the user: live agents, devices with own data and a replay agree."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from fairbed.coordinator.records.rows import metric_rows
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.own_data import score_of
+from fairbed.coordinator.state.loss_query import fault_in_reply
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ClientMetricRow
 from fairbed.coordinator.task.catalogue import build_task
@@ -54,13 +56,13 @@ METRICS = ("top3", "f1", "perplexity", f"{OWN}:large")
 
 
 @cache
-def task(engine: ModelEngine = "onnx") -> Artifact:
+def task(engine: ModelEngine = "onnx", loss: str = "of_both") -> Artifact:
     return build_task(
         f"{OWN}:TwoOutputs",
         (12,),
         10,
         engine=engine,
-        loss=f"{OWN}:of_both",
+        loss=f"{OWN}:{loss}",
         metrics=["f1"],
     )
 
@@ -80,16 +82,21 @@ def config(rounds: int = 3, **sections: object) -> CoordinatorConfig:
 
 
 async def test_a_replay_has_the_models_of_live_agents(tmp_path: Path) -> None:
+    """With a loss below 0, which power-of-choice queries and no part of the run bounds."""
     parts = TrainingConfig(epochs=2, batch_size=12, learning_rate=0.3, micro_batch=5)
-    one = config(training=parts)
-    place = await run_live(tmp_path / "live", one, QUICK_S, artifact=task())
+    by_loss = SelectionConfig(policy="power-of-choice", per_round=2, candidates=3)
+    one, below = config(training=parts, selection=by_loss), task(loss="below")
+    place = await run_live(tmp_path / "live", one, QUICK_S, artifact=below)
     with place.reader() as reader:
         live = Story(reader.rounds(), reader.exchanges(0), reader.releases())
         losses = {(x.round, x.device): x.loss_train for x in reader.exchanges(0)}
-    virtual = replay_story(tmp_path / "replay", one, QUICK_S, artifact=task())
+        queried = [row.loss for row in reader.loss_queries()]
+    virtual = replay_story(tmp_path / "replay", one, QUICK_S, artifact=below)
     assert virtual.models == live.models, "bit for bit"
     assert len(set(live.models)) == 3
-    assert all(loss is not None and loss > 0.0 for loss in losses.values())
+    assert all(loss is not None and loss < -50.0 for loss in losses.values())
+    assert all(loss is not None and loss < -50.0 for loss in queried)
+    assert len(queried) == 9
 
 
 async def test_devices_with_own_data_report_the_metrics_that_the_coordinator_computes(
@@ -183,6 +190,11 @@ def test_a_report_counts_no_more_examples_than_its_device_has() -> None:
     )
     predicted = measured().predicted
     assert fault_in_measures(predicted, reply) is None
+    below = msgspec.structs.replace(reply, loss=-0.5, model=request.model.sha256)
+    fault = fault_in_reply(below, request, predicted)
+    assert fault == "answer: the loss must be at least 0, got -0.5"
+    signed = replace(predicted, has_signed_loss=True)
+    assert "at least 0" not in (fault_in_reply(below, request, signed) or "")
     score = score_of(reply, request, 10.0, predicted)
     assert score.quality.sums["top3"] == (8.0, 10.0)
     rows = NamedMetrics(measured().spec.named_metrics, "accuracy").rows(1, {"a": score})
