@@ -25,6 +25,9 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.records.named_metrics import NamedMetrics, spread
 from fairbed.coordinator.records.rows import metric_rows
+from fairbed.coordinator.report.html import read_page, report_page
+from fairbed.coordinator.report.quality import worst_tenth
+from fairbed.coordinator.report.result import result_lines, result_of
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.own_data import score_of
@@ -35,6 +38,8 @@ from fairbed.coordinator.task.catalogue import build_task
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.trainer import evaluate
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.compare.comparison import Comparison
+from fairbed.testbed.compare.table import tables
 from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer, Unpaced
@@ -137,14 +142,39 @@ async def test_devices_with_own_data_report_the_metrics_that_the_coordinator_com
     assert perplexity.best10 == row.metric_best10 == min(of_devices)
     assert perplexity.mean == row.metric_mean == pytest.approx(np.mean(of_devices))
     assert not summary.client_metrics, "no client has measured them"
+    check_views(place.folder / "run", summary_table(summary), max(of_devices))
     text = summary_table(summary)
-    assert "perplexity mean" in text
-    assert "less is better; of evaluation.worst" in text
     assert {one.name: one.metric for one in summary.fleet} == {
         x.device: x.value for x in rows if x.name == "perplexity" and x.phase == "evaluate"
     }
     header = next(line for line in text.splitlines() if line.startswith("device  "))
     assert "metric" in header
+
+
+def check_views(folder: Path, text: str, worst10: float) -> None:
+    """Each view has the worst tenth of the chosen metric, with its name, and none of accuracy."""
+    lines = dict(line.split(None, 1) for line in text.splitlines() if line and " " in line)
+    assert "mean 0." in lines["accuracy"]
+    assert "worst 10 %" not in lines["accuracy"]
+    assert lines["worst"].startswith("10 %")
+    assert f"worst 10 % {worst10:.4g}" in text
+    assert "less is better; the metric of evaluation.worst" in text
+    with RunReader(folder) as reader:
+        result, page = result_of(reader), read_page(reader, has_figures=False)
+        side = report_page([page, page]).replace("&nbsp;", " ")
+        newest = reader.metrics()[-1]
+    assert (result.worst_metric, result.worst10) == ("perplexity", worst10)
+    assert f"worst 10 % of perplexity {worst10:.3f}" in dict(result_lines(result))["accuracy"]
+    assert worst_tenth(newest, "perplexity") == ("perplexity", worst10)
+    assert worst_tenth(replace(newest, metric_worst10=None), "accuracy")[0] == ""
+    html = report_page([page]).replace("&nbsp;", " ")
+    assert "perplexity, worst 10 % (less is better)" in html
+    assert "accuracy, worst 10 %" not in html
+    assert "perplexity, worst 10 %" in side
+    findings = " ".join(found.text for found in page.findings)
+    assert f"its perplexity was {worst10:.4g} on the worst tenth of the devices" in findings
+    assert "has the worst perplexity" in findings
+    assert "has the lowest accuracy" not in findings
 
 
 def check_rows(
@@ -281,6 +311,11 @@ def test_replays_with_own_loss_and_metrics_are_compared_by_them(
     assert "metric.top3" not in hinge["values"]
     assert "evaluation.metrics of this arm lacks it" in json.dumps(hinge["missing"])
     assert "perplexity, worst 10 %" in text
+    assert found["worst"] == "metric.perplexity.worst10"
+    assert "accuracy_worst10" not in found["report"]
+    titles = [table.title for table in tables(msgspec.convert(found, Comparison))]
+    assert any("perplexity, worst 10 %" in title for title in titles)
+    assert not any("accuracy, worst" in title for title in titles)
     [run] = list(Path("out").glob("**/plain*/**/run.db"))[:1]
     with RunReader(run.parent) as reader:
         names = {row.name for row in reader.client_metrics()}
