@@ -667,6 +667,8 @@ def _what(run: RunPage) -> Markup:
         ("seed", str(s.seed)),
         ("devices", _profiles(s)),
         ("local rule", s.local_rule),
+        ("optimiser", s.optimiser or ""),
+        ("kept by devices", s.personal_part or ""),
         ("merge", _merge(s)),
         ("Fairbed", _version(row.version, p.git_revision)),
         ("experiment file", f"git {p.experiment_revision}" if p.experiment_revision else ""),

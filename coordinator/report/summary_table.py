@@ -137,6 +137,8 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         ("fairness", _queues(s)),
         *_invariant(fair),
         *([] if s.local_rule == "sgd" else [("training", f"local rule {s.local_rule}")]),
+        *([] if isinstance(s.optimiser, UnsetType) else [("optimiser", s.optimiser)]),
+        *([] if isinstance(s.personal_part, UnsetType) else [("kept", s.personal_part)]),
         *_merge(s),
         *_weights(s),
         *_defence(s),

@@ -693,7 +693,7 @@ def _with_verdicts(
     ]
 
 
-WORST_TENTHS = ("accuracy_worst10", "rmse_worst10")
+WORST_TENTHS = ("accuracy_worst10", "accuracy_worst10_shrunken", "rmse_worst10")
 """Worst tenths that `evaluation.worst` replaces in tables by that of another metric."""
 
 
