@@ -44,6 +44,7 @@ from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import decode_from_coordinator, decode_from_device, encode
 from fairbed.wire.errors import DecodeError, Disconnected, Refused
 from fairbed.wire.messages import (
+    ALTERNATING_SKILL,
     AUGMENT_SKILL,
     CODECS,
     OPTIMISER_SKILL,
@@ -82,7 +83,16 @@ _log = logging.getLogger(__name__)
 
 TransportFactory: TypeAlias = Callable[[Will], Transport]
 
-SKILLS = (AUGMENT_SKILL, "base", "loss", OPTIMISER_SKILL, "personal", "privacy", "test")
+SKILLS = (
+    ALTERNATING_SKILL,
+    AUGMENT_SKILL,
+    "base",
+    "loss",
+    OPTIMISER_SKILL,
+    "personal",
+    "privacy",
+    "test",
+)
 """Requests served beside the training of a global model."""
 
 SCALE_SKILL = "scale"

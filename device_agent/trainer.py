@@ -8,6 +8,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.base import Engine, Examples, parts
@@ -114,7 +115,9 @@ def train(
     All terms act on parameters; the engine updates the buffers. The anchor of a value that the
     device keeps for itself (`Layout.local`) is its value before the first step. With `micro_batch`
     the engine computes a mini-batch in parts, which bounds its memory; all else sees whole
-    mini-batches. Augmentations change each of them by its seed (`wire.augment`).
+    mini-batches. Augmentations change each of them by its seed (`wire.augment`). With
+    `personal_epochs` the values of `Layout.local` are trained first, and the others afterwards, as
+    two trainings with momentum and schedule of their own (`device_agent.alternating`).
 
     Args:
         engine: Computes the gradients.
@@ -152,15 +155,22 @@ def train(
         w_t = anchor.copy()
         w_t[local] = vector[local]
     vectors = {} if vectors is None else vectors
+    turns = None
+    limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
+    if hyperparameters.personal_epochs:
+        from fairbed.device_agent.alternating import Alternation
+
+        turns = Alternation(engine.spec.layout, vector, hyperparameters, len(y))
+        limit = None if limit is None else limit + turns.personal_steps
     lengths = None
     if hyperparameters.schedule is not None:
-        lengths = np.array([local_steps(len(y), hyperparameters)])
+        total = local_steps(len(y), hyperparameters)
+        lengths = np.array([total if turns is None else turns.personal_steps])
     if hyperparameters.optimiser is not None:
         state = _own_state(hyperparameters, state, n_params)
     descent = Descent(
         work[:n_params], hyperparameters, w_t[:n_params], rule, vectors, state, lengths
     )
-    limit, micro_batch = hyperparameters.max_steps, hyperparameters.micro_batch
     rate = hyperparameters.learning_rate
     is_scaled = descent.is_plain and LEAST_FACTOR <= rate <= LARGEST_FACTOR
     factor = rate if is_scaled else 1.0
@@ -176,6 +186,12 @@ def train(
             break
         if is_first:
             loss_sum, seen = 0.0, 0.0
+        if turns is not None and steps == turns.personal_steps:
+            turns.begin_shared(work[:n_params])
+            lengths = None if lengths is None else total - lengths
+            descent = Descent(
+                work[:n_params], hyperparameters, w_t[:n_params], rule, vectors, lengths=lengths
+            )
         engine.reseed(seed, steps)
         changed = None  # not one step longer: examples may be as large as the model
         if augmented is None:
@@ -186,8 +202,8 @@ def train(
         steps += 1
         if not math.isfinite(loss):
             raise divergence_error("the loss", loss, steps, x)
-        if loss < 0.0 and engine.spec.has_own_loss:
-            raise TrainingDiverged(_negative("training", loss))
+        if loss < 0.0 and engine.spec.has_own_loss and not engine.spec.has_signed_loss:
+            raise TrainingDiverged(_negative("training", engine.spec, loss))
         if descent.has_rules:
             gradient_at = partial(
                 _gradient_at,
@@ -198,7 +214,12 @@ def train(
                 gradient,
             )
             descent.apply_rules(gradient, np.array(loss), work[n_params:], gradient_at)
-        descent.step(gradient, is_scaled=is_scaled)
+        if turns is None:
+            descent.step(gradient, is_scaled=is_scaled)
+        else:
+            turns.mask(gradient)
+            descent.step(gradient, is_scaled=is_scaled)
+            turns.hold(work[:n_params])
         padded = None if buckets is None else int(buckets[batch].max())
         for part in parts(len(batch), micro_batch):
             meter.step(part.stop - part.start, padded)
@@ -229,9 +250,10 @@ def train(
 
 def local_steps(n: int, hyperparameters: Hyperparameters) -> int:
     """Return the number of mini-batches of a round on `n` examples."""
-    steps = hyperparameters.epochs * -(-n // hyperparameters.batch_size)
-    limit = hyperparameters.max_steps
-    return steps if limit is None else min(steps, limit)
+    per_epoch, limit = -(-n // hyperparameters.batch_size), hyperparameters.max_steps
+    steps = hyperparameters.epochs * per_epoch
+    steps = steps if limit is None else min(steps, limit)
+    return steps + hyperparameters.personal_epochs * per_epoch
 
 
 def _own_state(
@@ -316,8 +338,8 @@ def evaluate(
 
     Raises:
         ValueError: There are no examples, or a target does not fit the task.
-        TrainingDiverged: The loss is not finite, or one of the user is below 0, or no example has a
-            weight in it.
+        TrainingDiverged: The loss is not finite, or one of the user is below 0 and may not, or no
+            example has a weight in it.
     """
     check_targets(engine.spec, y)
     parts = list[Evaluation]()
@@ -341,8 +363,8 @@ def evaluate(
                 "evaluation: an example must have a weight above 0 in the loss, got 0 for all "
                 f"{len(y)}; give the device others"
             )
-        if loss < 0.0:
-            raise TrainingDiverged(_negative("evaluation", loss))
+        if loss < 0.0 and not engine.spec.has_signed_loss:
+            raise TrainingDiverged(_negative("evaluation", engine.spec, loss))
     if engine.spec.named_metrics:
         from fairbed.wire.named_metrics import sums_by_name
 
@@ -350,11 +372,15 @@ def evaluate(
     return loss, quality
 
 
-def _negative(where: str, loss: float) -> str:
-    return (
-        f"{where}: model.loss must be at least 0, as policies and rules take it, got {loss:.4g}; "
-        "add a constant"
-    )
+def _negative(where: str, spec: TaskSpec, loss: float) -> str:
+    assert spec.loss is not UNSET, "the loss of a kind is at least 0"
+    beside = f" with {spec.loss.bounded_by}" if spec.loss.bounded_by else ""
+    return f"{where}: model.loss must be at least 0{beside}, got {loss:.4g}; add a constant"
+
+
+def reported_loss(spec: TaskSpec, loss: float) -> float:
+    """Return a loss as a device reports it: rounding can leave one just below 0."""
+    return loss if spec.has_signed_loss else max(0.0, loss)
 
 
 def _evaluation_batches(
@@ -595,7 +621,7 @@ def mini_batches(
         buckets: Bucket of each example, shape (n,), as for `wire.buckets.cut_batches`.
     """
     orders = EpochOrders()
-    for epoch in range(hyperparameters.epochs):
+    for epoch in range(hyperparameters.personal_epochs + hyperparameters.epochs):
         order = orders.draw(seed, epoch, n)
         for at, batch in enumerate(cut_batches(order, buckets, hyperparameters.batch_size)):
             yield at == 0, batch

@@ -429,8 +429,8 @@ class TrainingWork:
             steps=result.steps,
             was_cold=was_cold,
             train_cpu_s=cpu_s,
-            loss_before=_not_negative(loss_before),
-            loss_train=_not_negative(result.loss_train) if train.privacy is None else None,
+            loss_before=_reported(task, loss_before),
+            loss_train=_reported(task, result.loss_train) if train.privacy is None else None,
         )
 
     def _check_augment(self, train: Train) -> None:
@@ -566,7 +566,8 @@ class TrainingWork:
         x, y = held_out
         with self._section("evaluate", should_stop) as meter:
             loss, quality = trainer.evaluate(loaded.engine, model.vector, x, y, meter)
-        return PersonalResult(n=len(y), loss=max(0.0, loss), quality=quality)
+        loss = trainer.reported_loss(task.spec, loss)
+        return PersonalResult(n=len(y), loss=loss, quality=quality)
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
         task, request, watch = self.task, job.request, job.watch
@@ -588,9 +589,8 @@ class TrainingWork:
             loss, _ = trainer.evaluate(loaded.engine, vector, x, y, meter)
         watch.lap("evaluate")
         self.models.evaluated = model
-        return EvaluationResult(
-            loss=max(0.0, loss), n=len(y), was_cold=was_cold, model=model.sha256
-        )
+        loss = trainer.reported_loss(task.spec, loss)
+        return EvaluationResult(loss=loss, n=len(y), was_cold=was_cold, model=model.sha256)
 
     def _test(self, job: EvaluationJob) -> EvaluationResult:
         """Evaluate a model on the test examples, and leave everything else as it was.
@@ -625,7 +625,8 @@ class TrainingWork:
         del engine, held_out
         if loaded is None:
             release_memory()
-        return EvaluationResult(max(0.0, loss), n, loaded is None, model.sha256, quality)
+        loss = trainer.reported_loss(task.spec, loss)
+        return EvaluationResult(loss, n, loaded is None, model.sha256, quality)
 
     @contextmanager
     def _section(self, name: Section, should_stop: Callable[[], bool]) -> Iterator[Meter]:
@@ -696,6 +697,5 @@ def _check_data(
     engine.evaluate(np.zeros(engine.spec.layout.n_values, np.float32), x[:1], y[:1])
 
 
-def _not_negative(loss: float | None) -> float | None:
-    """Return the loss, at least 0: rounding can leave a value just below 0."""
-    return None if loss is None else max(0.0, loss)
+def _reported(task: _PreparedTask, loss: float | None) -> float | None:
+    return None if loss is None else trainer.reported_loss(task.spec, loss)

@@ -59,6 +59,7 @@ MAX_BUCKETS = 32
 
 Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
+Signed = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 TaskKind: TypeAlias = Literal["classification", "binary", "regression", "multi-label"]
 """classification: one logit per class, cross-entropy; binary: one logit, that of class 1, binary
@@ -79,6 +80,9 @@ class XRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All values are whole numbers, as those of tokens and pixels are."""
 
 
+MAX_Y_VALUES = 512
+
+
 class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Expected results of a correct engine on a seeded batch; a device verifies its engine.
 
@@ -91,17 +95,23 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Classes at positions lose their label (-1) where `rng.random((batch, *y_shape)) < 0.25`, but not
     at the first position of an example. A check with a range `x` draws x from it:
     `rng.integers(low, high + 1, ...)` for whole numbers, `rng.uniform(low, high, ...)` for others.
+    One with values `y` draws `values[rng.integers(0, len(values), (batch, *y_shape))]`.
     Random masks are `draw_masks(masks, seed, 0, batch)`.
     """
 
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     batch: Annotated[int, Meta(ge=1, le=1 << 12)]
-    loss: Magnitude
+    loss: Signed
     """Mean loss, computed in float64."""
     gradient_l2: Magnitude
     """L2 norm of the gradient over all parameters, computed in float64."""
     x: XRange | UnsetType = UNSET
     """Range of x, for a model that accepts no other values; left out for normal numbers."""
+    y: Annotated[tuple[Number, ...], Meta(min_length=1, max_length=MAX_Y_VALUES)] | UnsetType = (
+        UNSET
+    )
+    """Values of y, for a loss or metrics that accept no others; left out for all classes, and for
+    normal numbers."""
 
 
 CHANCES = 1 << 16
@@ -146,6 +156,9 @@ class FunctionSource(
         tuple[tuple[OptionName, OptionValue | PerClass], ...], Meta(max_length=64)
     ] = ()
     """Its arguments by name."""
+    bounded_by: Text = ""
+    """Of a loss: key and value of a part of the run that takes it as at least 0. Empty: one of the
+    user may be below 0."""
 
     @property
     def is_own(self) -> bool:
@@ -234,6 +247,11 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.loss is not UNSET
 
     @property
+    def has_signed_loss(self) -> bool:
+        """Its loss may be below 0."""
+        return self.loss is not UNSET and self.loss.is_own and not self.loss.bounded_by
+
+    @property
     def kind(self) -> TaskKind:
         """What the model predicts."""
         return "classification" if self.task is UNSET else self.task
@@ -274,7 +292,8 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def predicted(self) -> Predicted:
         """What the model predicts, for the reports of devices."""
         names = tuple((each.name, 2 * each.columns) for each in self.named_metrics)
-        return Predicted(self.kind, self.y_shape, self.has_own_loss, names)
+        is_signed = self.has_signed_loss
+        return Predicted(self.kind, self.y_shape, self.has_own_loss, names, is_signed)
 
     @property
     def is_scored(self) -> bool:

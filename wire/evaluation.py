@@ -214,6 +214,8 @@ class Predicted:
     """The loss is not that of the kind."""
     sums: tuple[tuple[str, int], ...] = ()
     """Name of each metric by name, and how many sums and weights it has."""
+    has_signed_loss: bool = False
+    """The loss may be below 0."""
 
 
 ONE_CLASS = Predicted()

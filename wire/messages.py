@@ -113,6 +113,8 @@ Ratio: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Celsius: TypeAlias = Annotated[float, Meta(ge=ABSOLUTE_ZERO_CELSIUS, le=MAX_CELSIUS)]
 Joules: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
 Magnitude: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_MAGNITUDE)]
+SignedLoss: TypeAlias = Annotated[float, Meta(ge=-MAX_MAGNITUDE, le=MAX_MAGNITUDE)]
+"""A loss; one below 0 is refused unless the task has such a loss (`TaskSpec.has_signed_loss`)."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
 RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -283,6 +285,9 @@ SGD."""
 AUGMENT_SKILL = "augment"
 """The device knows `Hyperparameters.augment`."""
 
+ALTERNATING_SKILL = "personal-epochs"
+"""The device knows `Hyperparameters.personal_epochs`."""
+
 MAX_AUGMENTS = 16
 
 ScheduleKind: TypeAlias = Literal["step", "cosine"]
@@ -361,6 +366,10 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     """How the learning rate changes within the round; None: it does not. As `optimiser`."""
     augment: Annotated[tuple[Augment, ...], Meta(max_length=MAX_AUGMENTS)] = ()
     """Augmentations of each mini-batch, in order. Sent only to devices with the skill `augment`."""
+    personal_epochs: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """Passes that train the values that the device keeps (`Layout.local`) alone, before `epochs`
+    passes that train the others alone; 0: all are trained together. Sent only to devices with the
+    skill `personal-epochs`."""
 
     @property
     def is_adam(self) -> bool:
@@ -564,7 +573,7 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
     """Attempt of the `EvaluateRequest`."""
     model: Sha256
     """Hash of the model version that was evaluated."""
-    loss: Magnitude
+    loss: SignedLoss
     """Mean over the examples, in nats; 0 without examples."""
     n: Count
     """Number of examples evaluated."""
@@ -815,9 +824,9 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """Number of mini-batches."""
     was_cold: bool
     """Data and session were not in memory and had to be loaded in this round."""
-    loss_before: Magnitude | None = None
+    loss_before: SignedLoss | None = None
     """F_k(w_t) before the first local step, in nats; None unless `Train.needs_loss`."""
-    loss_train: Magnitude | None = None
+    loss_train: SignedLoss | None = None
     """Mean loss of the last local epoch, in nats."""
     measured: Measured = {}
     """What else the device measured until the offer."""
@@ -868,7 +877,7 @@ class PersonalScore(Message, frozen=True, kw_only=True, tag="personal-score"):
     """Held-out examples of the device; 0 if it has none, or could not evaluate."""
     correct: Count = 0
     """Examples that are classified correctly; without meaning for regression."""
-    loss: Magnitude = 0.0
+    loss: SignedLoss = 0.0
     """Mean over the examples."""
     auroc: Ratio | None = None
     """Of the held-out examples (`wire.evaluation`); likewise the next two."""

@@ -68,15 +68,19 @@ def selfcheck_inputs(
         x = rng.uniform(within.low, within.high, shape).astype(np.float32)
     y: Targets
     targets = (batch, *spec.y_shape)
-    if spec.kind == "regression":
+    values = spec.selfcheck.y
+    if values is not UNSET:
+        drawn = np.array(values)[rng.integers(0, len(values), targets)]
+        y = drawn.astype(np.float32) if spec.kind == "regression" else drawn.astype(np.int64)
+    elif spec.kind == "regression":
         y = rng.standard_normal(targets).astype(np.float32)
     else:
         classes = 2 if spec.kind == "multi-label" else spec.classes
         y = rng.integers(0, classes, targets, dtype=np.int64)
-        if spec.y_shape:
-            is_left_out = rng.random(targets) < UNLABELLED
-            is_left_out.reshape(batch, -1)[:, 0] = False
-            y[is_left_out] = -1
+    if spec.y_shape and spec.kind != "regression":
+        is_left_out = rng.random(targets) < UNLABELLED
+        is_left_out.reshape(batch, -1)[:, 0] = False
+        y[is_left_out] = -1
     return vector, x, y
 
 

@@ -52,7 +52,7 @@ def fault_in_report(offer: Offer, elapsed_s: float, limits: LimitsConfig) -> str
         return None
     for name in ("loss_before", "loss_train"):
         loss: float | None = getattr(offer, name)
-        if loss is not None and loss > limits.loss:
+        if loss is not None and abs(loss) > limits.loss:
             return (
                 f"offer: {name} must be at most {limits.loss:g} (limits.loss), got {loss:g}; if "
                 "most devices report such a loss, lower training.learning_rate or scale the data"

@@ -16,6 +16,7 @@ from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import Buffer
 from fairbed.wire.codecs import Codec, packed_bytes, unpack
 from fairbed.wire.errors import DecodeError
+from fairbed.wire.evaluation import ONE_CLASS, Predicted
 from fairbed.wire.messages import Manifest, Offer, Privacy, SteadyTransfer, Train, UploadDone
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import UploadReceiver
@@ -62,6 +63,7 @@ class Uploads:
     buffers is the largest number of uploads that were open at the same time. An encoded update is
     decoded into a vector of its own, which is freed by `release`.
 
+    `predicted` is what the model predicts: targets of an example, and the sign of a loss.
     `check_raw` returns the fault of the raw part of an update, off the event loop; without it an
     update must have none.
     """
@@ -71,13 +73,12 @@ class Uploads:
         layout: Layout,
         now: Callable[[], float],
         limits: LimitsConfig | None = None,
-        y_shape: tuple[int, ...] = (),
+        predicted: Predicted = ONE_CLASS,
         check_raw: CheckRaw | None = None,
     ) -> None:
         self._layout = layout
         self._check_raw = check_raw
-        self.y_shape = y_shape
-        """Shape of the targets of one example."""
+        self.predicted = predicted
         self.limits = limits or LimitsConfig()
         self._now = now
         self._open: dict[str, _Upload] = {}
@@ -254,11 +255,15 @@ def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
         return "offer: the model must have come in a blob that was announced"
     if offer.n_k < 1:
         return f"offer: n_k must be at least 1, got {offer.n_k}"
-    if not uploads.y_shape and offer.positions is not None:
+    y_shape = uploads.predicted.y_shape
+    if not y_shape and offer.positions is not None:
         return "offer: must have no positions, as each example has one target"
-    most = math.prod(uploads.y_shape) * offer.n_k
-    if uploads.y_shape and not offer.n_k <= (offer.positions or 0) <= most:
+    most = math.prod(y_shape) * offer.n_k
+    if y_shape and not offer.n_k <= (offer.positions or 0) <= most:
         return f"offer: must have {offer.n_k} to {most} positions, got {offer.positions}"
+    least = min(offer.loss_before or 0.0, offer.loss_train or 0.0)
+    if least < 0.0 and not uploads.predicted.has_signed_loss:
+        return f"offer: a loss must be at least 0, got {least:g}"
     if train.needs_loss and offer.loss_before is None:
         return "offer: loss_before is missing, and the aggregation rule needs it"
     if offer.measured and (fault := fault_in_measured(offer.measured, Source.OFFER)):

@@ -3,6 +3,7 @@
 weights_problem     why a rule of weights cannot matter: the experiment is refused
 local_rule_problem  which setting a local rule is not defined for: likewise
 kept_problem        what devices keep or draw that late updates exclude: likewise
+alternating_problem what training in two sections (FedRep) is not defined with: likewise
 local_step_problem  why local training diverges whatever the data: likewise
 without_effect      settings whose formulas run and change nothing: warnings at the start
 unread_keys         keys that differ from their defaults and are not read: a remark at the start
@@ -23,6 +24,7 @@ from fairbed.coordinator.policy.config import (
     PSEUDO_GRADIENTS,
     AggregationConfig,
     CoordinatorConfig,
+    ModelConfig,
     RoundConfig,
     TrainingConfig,
 )
@@ -111,6 +113,8 @@ def _needed(config: CoordinatorConfig, devices: int) -> "Iterator[tuple[Extra, s
     training, merge, updates = config.training, config.aggregation, config.updates_per_version
     if training.epochs > 1:
         yield "epochs", "training.epochs", "1", training.epochs
+    if training.personal_epochs:
+        yield "epochs", "training.personal_epochs", "0", training.personal_epochs
     for name in ("momentum", "weight_decay", "proximal"):
         if (value := getattr(training, name)) != 0.0:
             yield name, f"training.{name}", "0", value
@@ -198,6 +202,31 @@ def kept_problem(
         f"training.{key} must be left out where late updates are merged, got {got}: it belongs to "
         'one round; remove it, or use round.mode = "sync" and round.late = "drop"'
     )
+
+
+def alternating_problem(
+    model: ModelConfig, aggregation: AggregationConfig, training: TrainingConfig
+) -> str:
+    """Return why the personal part cannot be trained before the other one; empty if it can."""
+    if not training.personal_epochs:
+        return ""
+    got = f"training.personal_epochs must be 0 {{}}, got {training.personal_epochs}: {{}}"
+    if not model.personal:
+        return got.format(
+            "without model.personal",
+            "there are no parameters that a device keeps; name them, or remove the key",
+        )
+    if training.keeps_state:
+        return got.format(
+            'with training.optimiser_state "kept"',
+            'each of the two parts has an optimiser that begins anew in each round; use "reset"',
+        )
+    if aggregation.pseudo_gradient == "fednova":
+        return got.format(
+            "with aggregation.pseudo_gradient 'fednova'",
+            'it normalises by all steps, of which a part changes the update; choose "average"',
+        )
+    return ""
 
 
 def local_step_problem(training: TrainingConfig) -> str:

@@ -13,6 +13,7 @@ from fairbed.coordinator.algorithms.aggregation.quadratic import MOST_WEIGHTS
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.wire.artifact import Adaptation, BatchNorm, ClassesAxis, Lora, Patterns, TaskKind
 from fairbed.wire.messages import (
+    ALTERNATING_SKILL,
     AUGMENT_SKILL,
     MAX_AUGMENTS,
     MAX_OPTIONS,
@@ -145,6 +146,9 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Passes over the training examples of the device."""
+    personal_epochs: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """Passes that first train `model.personal` alone, before `epochs` passes that train the other
+    parameters alone (FedRep); 0: all are trained together (FedPer)."""
     least_epochs: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     """Each device draws its passes of a round by seed, uniformly from this number to `epochs`; not
     set: `epochs`."""
@@ -286,6 +290,7 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
         return (
             *((OPTIMISER_SKILL,) if needs_it else ()),
             *((AUGMENT_SKILL, *self.own_augmentations) if self.augment else ()),
+            *((ALTERNATING_SKILL,) if self.personal_epochs else ()),
         )
 
     @property
@@ -370,10 +375,11 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             epochs: Passes that each device has drawn, shape (K,); None: `epochs`.
             max_steps: Limits that each device has drawn, likewise.
         """
-        steps = (self.epochs if epochs is None else epochs) * -(-n_k // self.batch_size)
+        per_epoch = -(-n_k // self.batch_size)
+        steps = (self.epochs if epochs is None else epochs) * per_epoch
         limit = self.max_steps if max_steps is None else max_steps
         limited = steps if limit is None else np.minimum(steps, limit)
-        least_one: Ints = np.maximum(limited, 1)
+        least_one: Ints = np.maximum(limited + self.personal_epochs * per_epoch, 1)
         return least_one
 
     def hyperparameters(self, round_id: int) -> Hyperparameters:
@@ -384,6 +390,7 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             or self.optimiser_state != "reset"
             or self.schedule_by != "round"
             or self.augment
+            or self.personal_epochs
         )
         return Hyperparameters(
             epochs=self.epochs,
@@ -404,6 +411,7 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
             "optimiser": self._optimiser,
             "schedule": self._schedule if self.changes_within_round else None,
             "augment": self.augmentations,
+            "personal_epochs": self.personal_epochs,
         }
 
     @property
@@ -465,6 +473,7 @@ class PersonalisationConfig(Section, frozen=True, kw_only=True):
             proximal=self.lambda_ if self.method == "ditto" else 0.0,
             epochs=self.epochs or h.epochs,
             max_steps=self.max_steps or h.max_steps,
+            personal_epochs=0,
         )
 
     def request(
@@ -1030,7 +1039,7 @@ def _gradient_problem(training: TrainingConfig) -> str:
             f"{len(training.augment) if training.augment else repr(training.optimiser)}: the rule "
             "needs the gradient of F_k; remove the key"
         )
-    needed = {"max_steps": 1, "weight_decay": 0.0, "clip_norm": None}
+    needed = {"max_steps": 1, "weight_decay": 0.0, "clip_norm": None, "personal_epochs": 0}
     for key, value in needed.items():
         if (got := getattr(training, key)) != value:
             remedy = "remove the key" if value is None else f"set {key} = {value:g}"

@@ -296,7 +296,7 @@ class Decisions:
         is_available, loss = roster.available(now), None
         if losses is not None:
             loss = np.full(len(context), np.nan)
-            loss[losses.rows] = np.clip(losses.loss, 0.0, MAX_LOSS)
+            loss[losses.rows] = np.clip(losses.loss, -MAX_LOSS, MAX_LOSS)
             is_available = is_available.copy()
             is_available[losses.rows[~np.isfinite(losses.loss)]] = False
             has_replied = np.isfinite(loss)

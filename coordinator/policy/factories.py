@@ -217,6 +217,24 @@ def rescaling_parts(aggregation: AggregationConfig, training: TrainingConfig) ->
     return parts
 
 
+def bounding_part(selection: SelectionConfig, aggregation: AggregationConfig) -> str:
+    """Return the key and value of a part that takes losses as at least 0; empty if none does.
+
+    q-FFL raises them to a power, Oort multiplies by them; other rules that weigh by losses are
+    published for such losses, and a defence compares the same reports. A plug-in that cannot be
+    loaded here is left out.
+    """
+    if selection.policy == "oort":
+        return f"selection.policy {selection.policy!r}"
+    defence = make_defence(aggregation)
+    if defence is not None and defence.needs_loss:
+        return f"aggregation.defence {aggregation.defence!r}"
+    with suppress(PluginError):
+        if make_rule(aggregation, max(2, selection.per_round)).needs_loss:
+            return f"aggregation.rule {aggregation.rule!r}"
+    return ""
+
+
 NOISY_RULES = ("fedavg", "fedmgda+")
 """Built-in rules of weights that need no loss, for the message of one that does."""
 

@@ -216,7 +216,7 @@ def _curve(s: RunSummary, e: Errors | None, known: Sequence[tuple[int, float]]) 
     """Return how good the model was in the last round, and when it was nearly so, or better."""
     last, mean = known[-1]
     if e is not None:
-        text = _regression(e, last)
+        text = _regression(s, e, last)
         reached = next(at for at, error in known if error * NEARLY <= mean)
         if reached < last:
             text += f" It first was within {100 * (1 - NEARLY):.0f} % of it after round {reached}."
@@ -236,21 +236,32 @@ def _curve(s: RunSummary, e: Errors | None, known: Sequence[tuple[int, float]]) 
 
 def _accuracy(s: RunSummary, last: int) -> str:
     a = s.accuracy
-    spread = (
-        f"; {text_of(s, 'accuracy_worst10')} on the worst tenth of the devices and "
-        f"{text_of(s, 'accuracy_best10')} on the best"
-        if a.worst10 is not None and a.best10 is not None
-        else ""
-    )
+    spread, noise = _tenths(s), "" if s.worst_metric is not None else _noise(a)
+    if not spread and a.worst10 is not None and a.best10 is not None:
+        spread = (
+            f"; {text_of(s, 'accuracy_worst10')} on the worst tenth of the devices and "
+            f"{text_of(s, 'accuracy_best10')} on the best"
+        )
     text = (
         f"After round {last}, the model classified {text_of(s, 'accuracy_mean')} of the held-out "
-        f"examples correctly, as a mean over devices{spread}.{_noise(a)}"
+        f"examples correctly, as a mean over devices{spread}.{noise}"
     )
     if s.auroc is not None and s.auroc.mean is not None:
         text += (
             f" Its AUROC was {text_of(s, 'auroc_mean')}, as a mean over devices with both classes."
         )
     return text
+
+
+def _tenths(s: RunSummary) -> str:
+    """Return worst and best tenth in the metric of `evaluation.worst`; empty if it names none."""
+    m = s.worst_metric
+    if m is None or m.worst10 is None or m.best10 is None:
+        return ""
+    return (
+        f"; its {m.name} was {m.worst10:.4g} on the worst tenth of the devices and "
+        f"{m.best10:.4g} on the best ({m.better} is better)"
+    )
 
 
 def _noise(a: Accuracy) -> str:
@@ -271,8 +282,8 @@ def _noise(a: Accuracy) -> str:
     return text
 
 
-def _regression(e: Errors, last: int) -> str:
-    spread = (
+def _regression(s: RunSummary, e: Errors, last: int) -> str:
+    spread = _tenths(s) or (
         f"; {ratio(e.rmse_worst10)} on the worst tenth of the devices and {ratio(e.rmse_best10)} "
         "on the best"
         if e.rmse_worst10 is not None and e.rmse_best10 is not None
@@ -392,11 +403,16 @@ def _worst_off(s: RunSummary) -> Iterator[Finding]:
         known = [device for device in devices if getattr(device, key) is not None]
         return sorted(known, key=lambda device: (getattr(device, key), device.name))
 
-    accuracies = lowest(s.fleet, "accuracy")
+    chosen = s.worst_metric
+    measured = lowest(s.fleet, "metric") if chosen is not None else []
+    if chosen is not None and measured and measured[0].metric != measured[-1].metric:
+        worst = measured[-1 if chosen.better == "less" else 0]
+        texts.append(f"{worst.name} has the worst {chosen.name}, {worst.metric:.4g}")
+    accuracies = [] if chosen is not None else lowest(s.fleet, "accuracy")
     if accuracies and accuracies[0].accuracy != accuracies[-1].accuracy:
         worst = accuracies[0]
         texts.append(f"{worst.name} has the lowest accuracy, {ratio(worst.accuracy)}")
-    errors = lowest(s.fleet, "rmse")
+    errors = [] if chosen is not None else lowest(s.fleet, "rmse")
     if errors and errors[0].rmse != errors[-1].rmse:
         worst = errors[-1]
         texts.append(f"{worst.name} has the largest error, an RMSE of {ratio(worst.rmse)}")

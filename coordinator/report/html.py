@@ -10,6 +10,7 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -52,7 +53,15 @@ from fairbed.coordinator.report.measures import (
 )
 from fairbed.coordinator.report.measures.entry import DeviceMeasure, PageColumnOf, number_at
 from fairbed.coordinator.report.quality import noise_mark
-from fairbed.coordinator.report.quantities import MISSING, clock, instant, ratio
+from fairbed.coordinator.report.quantities import (
+    MISSING,
+    cell,
+    clock,
+    instant,
+    ratio,
+    seconds,
+    size,
+)
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import (
     BY_APP,
@@ -67,6 +76,7 @@ from fairbed.coordinator.report.summary_table import (
     is_kept,
     own_inputs,
 )
+from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, RunInfo, RunReader, read_settings
 from fairbed.coordinator.store.tables import AlertRow, CommandRow, EventRow, ExchangeRow, MetricRow
 
@@ -123,6 +133,8 @@ class RunPage:
     alerts: list[AlertRow]
     commands: list[CommandRow]
     figures: RunFigures | None
+    n_values: int | None
+    """Values of the model, if the page has several runs."""
     """None: the page has no figures."""
     experiment: dict[str, Any]
     """The resolved experiment, as its TOML file; empty if that is damaged."""
@@ -159,8 +171,13 @@ class RunComparison:
     notes: Sequence[str] = ()
 
 
-def read_page(reader: RunReader, *, has_figures: bool = True) -> RunPage:
+def read_page(reader: RunReader, *, has_figures: bool = True, is_beside: bool = False) -> RunPage:
     """Read what the page has about a run, live or finished, from one snapshot of its store.
+
+    Args:
+        reader: Of the run.
+        has_figures: The page has figures.
+        is_beside: It has other runs, too, beside which it states the size of the model.
 
     Raises:
         StoreError: The store cannot be read.
@@ -188,8 +205,17 @@ def read_page(reader: RunReader, *, has_figures: bool = True) -> RunPage:
             alerts=reader.alerts(),
             commands=reader.commands(),
             figures=read_figures(reader) if has_figures else None,
+            n_values=_n_values(reader) if is_beside else None,
             experiment=read_settings(reader.experiment_toml),
         )
+
+
+def _n_values(reader: RunReader) -> int | None:
+    """Return the values of the newest stored model; None if none can be read."""
+    with suppress(StoreError):
+        found = reader.final_model()
+        return None if found is None else len(found[1])
+    return None
 
 
 def _outcomes(
@@ -237,7 +263,8 @@ def write_report(
     """
     pages = []
     for reader in readers:
-        pages.append(read_page(reader, has_figures=has_figures))
+        several = len(readers) > 1
+        pages.append(read_page(reader, has_figures=has_figures, is_beside=several))
         advance(1)
     text = report_page(pages, comparison, advance)
     _write(text, path)
@@ -371,7 +398,7 @@ def _several(
     advance: Callable[[float], None],
 ) -> Markup:
     arms = comparison.arms if comparison else [""] * len(runs)
-    sections = [_section("runs", "Runs", _runs_table(runs, arms))]
+    sections = [_section("runs", "Runs", _runs_table(runs, arms), *_sent_table(runs, arms))]
     if comparison is not None:
         text = tag("ul", *(tag("li", line) for line in comparison.sentences), class_="findings")
         sections += [_section("summary", "Summary", text)] if comparison.sentences else []
@@ -483,7 +510,8 @@ def _tiles(run: RunPage) -> Markup:
     tiles = [
         (str(s.rounds_completed), f"rounds{planned}"),
         (span(s.virtual_s), run_measure("virtual_s").report),
-        *(_quality_tile(s, key) for key in QUALITY_TILES),
+        *(_quality_tile(s, key) for key in QUALITY_TILES if key not in _replaced(s)),
+        *_worst_tile(s),
         (ratio(counted_rate(fair)), guaranteed) if s.rounds_completed else None,
         _exchange_tile(x) if s.rounds_completed else None,
         (
@@ -496,6 +524,19 @@ def _tiles(run: RunPage) -> Markup:
     known = [tile for tile in tiles if tile is not None][:MAX_TILES]
     shown = [tag("div", tag("dt", label), tag("dd", value)) for value, label in known]
     return tag("dl", *shown, class_="tiles")
+
+
+def _replaced(s: RunSummary) -> tuple[str, ...]:
+    """Return the tiles in whose place is the metric of `evaluation.worst`."""
+    return () if s.worst_metric is None else ("accuracy_worst10", "rmse_worst10")
+
+
+def _worst_tile(s: RunSummary) -> list[tuple[str, str]]:
+    """Return the worst tenth in the metric of `evaluation.worst`, if it names one."""
+    m = s.worst_metric
+    if m is None or m.worst10 is None:
+        return []
+    return [(f"{m.worst10:.4g}", f"{_cut(m.name)}, worst 10 % ({m.better} is better)")]
 
 
 def _quality_tile(s: RunSummary, key: str) -> tuple[str, str] | None:
@@ -626,6 +667,8 @@ def _what(run: RunPage) -> Markup:
         ("seed", str(s.seed)),
         ("devices", _profiles(s)),
         ("local rule", s.local_rule),
+        ("optimiser", s.optimiser or ""),
+        ("kept by devices", s.personal_part or ""),
         ("merge", _merge(s)),
         ("Fairbed", _version(row.version, p.git_revision)),
         ("experiment file", f"git {p.experiment_revision}" if p.experiment_revision else ""),
@@ -955,13 +998,79 @@ def _runs_table(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup:
     return html_table(columns, rows, sorts=True)
 
 
+def _sent_table(runs: Sequence[RunPage], arms: Sequence[str]) -> list[Markup]:
+    """Return what each run sent and how long its exchanges took; nothing before the first one."""
+    if not any(run.summary.exchange.count for run in runs):
+        return []
+    has_arms = len(set(arms)) > 1
+    has_base = any(not isinstance(run.summary.frozen, UnsetType) for run in runs)
+    columns = [HtmlColumn("", "text"), *([HtmlColumn("settings", "text")] if has_arms else [])]
+    columns += [HtmlColumn("kind", "text"), HtmlColumn("values of the model")]
+    columns += [HtmlColumn("all traffic down"), HtmlColumn("up")]
+    columns += [HtmlColumn("down, an exchange"), HtmlColumn("up, an exchange")]
+    columns += [HtmlColumn(head) for head in ("timed", "median, s", "95 %, s")]
+    if has_base:
+        columns += [HtmlColumn("frozen part"), HtmlColumn("its download, s", "text")]
+    quality = [_quality(run.summary) for run in runs]
+    heads = [head for head in dict.fromkeys(h for one in quality for h in one) if "worst" in head]
+    columns += [HtmlColumn(head) for head in heads]
+    rows: list[Row] = []
+    for letter, run, arm, found in zip(_letters(len(runs)), runs, arms, quality, strict=True):
+        s, x = run.summary, run.summary.exchange
+        times = [
+            HtmlCell(cell(seconds(value), value, x.samples[key]), value)
+            for key, value in (("median_s", x.median_s), ("p95_s", x.p95_s))
+        ]
+        rows.append(
+            (
+                letter,
+                *((arm,) if has_arms else ()),
+                "replay" if s.clock == "virtual" else "live",
+                MISSING if run.n_values is None else HtmlCell(f"{run.n_values:,}", run.n_values),
+                HtmlCell(size(s.bytes.down), s.bytes.down),
+                HtmlCell(size(s.bytes.up), s.bytes.up),
+                HtmlCell(size(x.down_median_bytes), x.down_median_bytes),
+                HtmlCell(size(x.up_median_bytes), x.up_median_bytes),
+                HtmlCell(f"{x.timed} of {x.count}", x.timed),
+                *times,
+                *(_base_cells(s) if has_base else ()),
+                *(HtmlCell(ratio(found.get(head)), found.get(head)) for head in heads),
+            )
+        )
+    note = (
+        "All traffic is that of the rounds, in a live run with the reports of devices; that of an "
+        "exchange is the median of model and update. Times are those of timed exchanges."
+    )
+    if has_base:
+        note += (
+            " The frozen part is sent to a device once, before its first exchange: none of these "
+            "bytes and times contains it."
+        )
+    table = html_table(columns, rows, sorts=True)
+    return [tag("h3", "What was sent, and how long it took"), tag("p", note, class_="note"), table]
+
+
+def _base_cells(s: RunSummary) -> tuple[HtmlCell, HtmlCell]:
+    """Return size and download of the frozen part of a model."""
+    part = s.frozen
+    if isinstance(part, UnsetType):
+        return HtmlCell("0 B", 0), HtmlCell(MISSING)
+    took = HtmlCell("none in this run")
+    if part.shortest_s is not None and part.longest_s is not None:
+        text = f"{seconds(part.shortest_s)} to {seconds(part.longest_s)}, {part.downloaded} devices"
+        took = HtmlCell(text, part.longest_s)
+    return HtmlCell(size(part.bytes), part.bytes), took
+
+
 def _quality(s: RunSummary) -> dict[str, float | None]:
     """Return the quality of the model by its name; empty without an evaluation."""
+    m = s.worst_metric
+    chosen = {} if m is None else {f"{_cut(m.name)}, worst 10 %": m.worst10}
     if s.error is not None:
-        return {"RMSE": s.error.rmse_mean, "RMSE, worst 10 %": s.error.rmse_worst10}
+        return {"RMSE": s.error.rmse_mean} | (chosen or {"RMSE, worst 10 %": s.error.rmse_worst10})
     if s.accuracy.mean is not None:
-        return {"accuracy": s.accuracy.mean, "worst 10 %": s.accuracy.worst10}
-    return {}
+        return {"accuracy": s.accuracy.mean} | (chosen or {"worst 10 %": s.accuracy.worst10})
+    return chosen
 
 
 def _differing(runs: Sequence[RunPage], arms: Sequence[str]) -> Markup | None:

@@ -56,9 +56,9 @@ def _of_phase(rows: Sequence[ClientMetricRow], phase: str) -> float | None:
     return next((row.value for row in rows if row.phase == phase), None)
 
 
-def named_lines(s: "RunSummary") -> list[str]:
-    """Return a line per metric."""
-    return [_line(one) for one in s.metrics or []]
+def named_lines(s: "RunSummary", *, is_worst: bool) -> list[str]:
+    """Return a line for the metric that `evaluation.worst` names, or one for each other metric."""
+    return [_line(one) for one in s.metrics or [] if one.is_worst is is_worst]
 
 
 def _line(one: NamedMetricSummary) -> str:
@@ -74,7 +74,7 @@ def _line(one: NamedMetricSummary) -> str:
     else:
         head = f"{one.name} of no device after round {one.round}"
     if one.is_worst:
-        parts.append("of evaluation.worst")
+        parts.append("the metric of evaluation.worst")
     return "; ".join([head, *filter(None, parts)])
 
 

@@ -38,6 +38,18 @@ def spread_of(row: MetricRow | None) -> Spread:
     return Spread(row.accuracy_mean, row.accuracy_worst10, row.accuracy_best10, row.accuracy_gap)
 
 
+def worst_tenth(row: MetricRow | None, chosen: str) -> tuple[str, float | None]:
+    """Return the worst tenth of the devices in an evaluation: the metric by name, and its value.
+
+    Args:
+        row: The evaluation; None without one.
+        chosen: `evaluation.worst`; the name is empty if that is the measure of the task.
+    """
+    if row is None or row.metric_worst10 is None:
+        return "", spread_of(row).worst10
+    return chosen, row.metric_worst10
+
+
 def quality_of(row: DeviceMetricRow | PersonalScoreRow) -> float | None:
     """Return accuracy or error of one device."""
     return row.rmse if row.accuracy is None else row.accuracy

@@ -11,7 +11,7 @@ from fairbed.coordinator.report.quality import (
     measure,
     noise_mark,
     noise_of,
-    spread_of,
+    worst_tenth,
 )
 from fairbed.coordinator.report.quantities import (
     LEAST,
@@ -48,8 +48,10 @@ class RunResult:
     """What a person asks first when a run has ended."""
 
     info: RunInfo
+    worst_metric: str
+    """Metric of `evaluation.worst`; empty: accuracy, or the error of regression."""
     worst10: float | None
-    """Mean accuracy over the worst tenth of the devices, or their error in regression."""
+    """Its mean over the worst tenth of the devices."""
     worst10_noise: float | None
     """Share of noise of the test sets in it; None if it is not known."""
     fairness: Fairness
@@ -74,10 +76,12 @@ def result_of(reader: RunReader) -> RunResult:
         joules = reader.energy_j(0, reader.newest_round())
         known, times = None if info.is_replica else reader.known_energy(), reader.device_times()
         noise = noise_of(counted_tests(reader.device_metrics()))
+        worst_metric, worst10 = worst_tenth(newest, info.plan.evaluation.worst)
         return RunResult(
             info=info,
-            worst10=spread_of(newest).worst10,
-            worst10_noise=noise.worst10_share if noise else None,
+            worst_metric=worst_metric,
+            worst10=worst10,
+            worst10_noise=noise.worst10_share if noise and not worst_metric else None,
             fairness=fairness_of(reader),
             slowest=slowest_device(reader, times),
             has_exchanges=bool(times),
@@ -109,12 +113,13 @@ def result_lines(result: RunResult) -> list[tuple[str, str]]:
     planned = f" of {info.last_round}" if info.last_round else ""
     empty = f" ({info.rounds_empty} empty)" if info.rounds_empty else ""
     reason = f": {info.row.reason}" if info.row.reason else ""
+    of = f"of {result.worst_metric} " if result.worst_metric else ""
     lines = [
         ("result", f"{info.status}{reason}"),
         ("rounds", f"{info.rounds_completed}{planned}{empty} in {clock(info.elapsed_s)}"),
         (
             measure(info.row.task),
-            f"{ratio(info.quality)}, worst 10 % {ratio(result.worst10)}"
+            f"{ratio(info.quality)}, worst 10 % {of}{ratio(result.worst10)}"
             f"{noise_mark(result.worst10_noise)}",
         ),
     ]

@@ -274,9 +274,21 @@ def summarise_run(
         measures=own or UNSET,
         client_metrics=client_metrics or UNSET,
         frozen=_frozen(devices),
+        optimiser=info.plan.training.descent or UNSET,
+        personal_part=_personal_part(info.plan) or UNSET,
         metrics=named_summaries(named, info.plan.evaluation.worst) if named else UNSET,
         has_client=info.plan.training.client is not None,
     )
+
+
+def _personal_part(plan: ExperimentExcerpt) -> str:
+    """Return what of the model each device keeps; empty without `model.personal`."""
+    if not plan.model.personal:
+        return ""
+    first, names = plan.training.personal_epochs, ", ".join(plan.model.personal)
+    passes = f"{first} pass{'es' if first > 1 else ''}"
+    how = f"alone for {passes} before the other part" if first else "with the other part"
+    return f"{names} on each device, trained {how} ({'FedRep' if first else 'FedPer'})"
 
 
 def _frozen(devices: Sequence[DeviceRow]) -> FrozenPart | UnsetType:

@@ -686,6 +686,11 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """What the client of the run measures; absent without any."""
     frozen: FrozenPart | UnsetType = UNSET
     """Absent for a model without a frozen part."""
+    optimiser: str | UnsetType = UNSET
+    """How local steps differ from those of plain SGD, in words; absent if they do not."""
+    personal_part: str | UnsetType = UNSET
+    """What of the model each device keeps, and how it is trained, in words; absent if it keeps no
+    parameters by name."""
     metrics: list[NamedMetricSummary] | UnsetType = UNSET
     """Those of `evaluation.metrics`; absent without any."""
     has_client: bool = False

@@ -116,7 +116,7 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         *_noise(s),
         *_personal(s),
         *([] if isinstance(s.frozen, UnsetType) else [("frozen", frozen_line(s.frozen))]),
-        *[("metric", line) for line in named_lines(s)],
+        *[("metric", line) for line in named_lines(s, is_worst=False)],
         *[("metric", line) for line in client_metric_lines(s.client_metrics or [])],
         *[("note", note) for note in s.evaluation_notes],
         (
@@ -137,6 +137,8 @@ def _facts(s: RunSummary, width: int | None) -> list[str]:
         ("fairness", _queues(s)),
         *_invariant(fair),
         *([] if s.local_rule == "sgd" else [("training", f"local rule {s.local_rule}")]),
+        *([] if isinstance(s.optimiser, UnsetType) else [("optimiser", s.optimiser)]),
+        *([] if isinstance(s.personal_part, UnsetType) else [("kept", s.personal_part)]),
         *_merge(s),
         *_weights(s),
         *_defence(s),
@@ -201,21 +203,25 @@ def _quality(s: RunSummary) -> list[tuple[str, str]]:
         return [("loss", known if s.loss.mean is not None else "not known: no device evaluated")]
     worst = noise_mark(a.noise.worst10_share) if a.noise else ""
     best = noise_mark(a.noise.best10_share) if a.noise else ""
+    chosen = [("worst 10 %", line) for line in named_lines(s, is_worst=True)]
     if s.task == "regression":
         if e is None:
             return [("error", f"RMSE mean {MISSING}; {loss}")]
+        tenths = f", worst 10 % {text_of(s, 'rmse_worst10')}, best 10 % {text_of(s, 'rmse_best10')}"
         text = (
-            f"RMSE mean {text_of(s, 'rmse_mean')}, worst 10 % {text_of(s, 'rmse_worst10')}, "
-            f"best 10 % {text_of(s, 'rmse_best10')}; mean absolute error "
+            f"RMSE mean {text_of(s, 'rmse_mean')}{'' if chosen else tenths}; mean absolute error "
             f"{text_of(s, 'mae_mean')}; {loss}"
         )
-        return [("error", text)]
-    text = (
-        f"mean {text_of(s, 'accuracy_mean')}, worst 10 % "
-        f"{text_of(s, 'accuracy_worst10')}{worst}, best 10 % "
-        f"{text_of(s, 'accuracy_best10')}{best}, Gini {text_of(s, 'accuracy_gini')}; {loss}"
+        return [("error", text), *chosen]
+    tenths = (
+        f", worst 10 % {text_of(s, 'accuracy_worst10')}{worst}, best 10 % "
+        f"{text_of(s, 'accuracy_best10')}{best}"
     )
-    lines = [("accuracy", text)]
+    text = (
+        f"mean {text_of(s, 'accuracy_mean')}{'' if chosen else tenths}, Gini "
+        f"{text_of(s, 'accuracy_gini')}; {loss}"
+    )
+    lines = [("accuracy", text), *chosen]
     if s.positions is not None:
         p, what = s.positions, "labels" if s.task == "multi-label" else "positions"
         lines[0] = ("accuracy", f"of {what}: {text}")
@@ -383,8 +389,9 @@ def _noise(s: RunSummary) -> list[tuple[str, str]]:
         end = "1" if n.prior_accuracy else "0"
         return [("noise", f"of the test sets: not known, every accuracy is {end}")]
     auroc = "; that of the AUROC is not known" if s.auroc is not None else ""
+    of = "" if s.worst_metric is None else "of the accuracy: "
     text = (
-        f"identical devices would show worst 10 % {ratio(n.worst10)} ± {ratio(n.worst10_std)}, "
+        f"{of}identical devices would show worst 10 % {ratio(n.worst10)} ± {ratio(n.worst10_std)}, "
         f"best 10 % {ratio(n.best10)} ± {ratio(n.best10_std)}, variance {ratio(n.variance, 4)}"
         f"{auroc}"
     )

@@ -63,7 +63,8 @@ class PersonalScores(Receiver):
         if self._expected.get(device) != (score.round, score.attempt):
             return
         self._missing.pop(device, None)
-        if score.n and fault_in_measures(self._task, score) is None:
+        is_loss = score.loss >= 0.0 or self._task.has_signed_loss
+        if score.n and is_loss and fault_in_measures(self._task, score) is None:
             quality = quality_in(self._task, score)
             row = personal_row(score.round, device, score.n, score.loss, quality)
             self._event_log.add(row)

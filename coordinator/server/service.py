@@ -320,7 +320,7 @@ class Coordinator:
         layout, predicted = artifact.spec.layout.with_vectors(returned), artifact.predicted
         merger = self._setup.raw_merger
         check_raw = None if merger is None else merger.fault
-        uploads = Uploads(layout, log.now, self._config.limits, predicted.y_shape, check_raw)
+        uploads = Uploads(layout, log.now, self._config.limits, predicted, check_raw)
         executor = RoundExecutor(
             self._publisher, uploads, log, group, self._host.host_monitor, self._loop_lag.at_s
         )

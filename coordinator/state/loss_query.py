@@ -157,6 +157,8 @@ def fault_in_reply(
     """
     if reply.model != request.model.sha256:
         return "answer: must be of the model version that was requested, got another one"
+    if reply.loss < 0.0 and not task.has_signed_loss:
+        return f"answer: the loss must be at least 0, got {reply.loss:g}"
     if pulled_manifest(reply, request) is None:
         return "answer: the model must have come in a blob that was announced"
     if request.split == "test":

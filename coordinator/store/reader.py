@@ -108,6 +108,7 @@ class PlannedModel(Struct, frozen=True, kw_only=True):
     """The part of `[model]` that is shown."""
 
     batch_norm: str = "merged"
+    personal: tuple[str, ...] = ()
 
 
 class PlannedTraining(Struct, frozen=True, kw_only=True):
@@ -115,6 +116,34 @@ class PlannedTraining(Struct, frozen=True, kw_only=True):
 
     rule: str = "sgd"
     client: str | None = None
+    optimiser: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    optimiser_state: str = "reset"
+    weight_decay: float = 0.0
+    schedule: str = "step"
+    schedule_by: str = "round"
+    learning_rate_decay: float = 1.0
+    warm_up: int = 0
+    personal_epochs: int = 0
+
+    @property
+    def descent(self) -> str:
+        """How a local step differs from that of plain SGD with one rate; empty if it does not."""
+        parts = []
+        if self.optimiser != "sgd":
+            parts.append(self.optimiser)
+        elif self.momentum:
+            nesterov = "Nesterov's " if self.nesterov else ""
+            parts.append(f"sgd with {nesterov}momentum {self.momentum:g}")
+        if self.optimiser_state == "kept":
+            parts.append("state kept between rounds")
+        if self.weight_decay:
+            parts.append(f"weight decay {self.weight_decay:g}")
+        if self.schedule != "step" or self.learning_rate_decay != 1.0 or self.warm_up:
+            warm = f" after a warm-up of {self.warm_up}" if self.warm_up else ""
+            parts.append(f"{self.schedule} schedule by {self.schedule_by}{warm}")
+        return ", ".join(parts)
 
 
 class PlannedPrivacy(Struct, frozen=True, kw_only=True):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fairbed.coordinator.task.kept import ExportCache
     from fairbed.coordinator.task.modules import AnyExamples
     from fairbed.coordinator.task.selfcheck import ExportFigures
+    from fairbed.wire.evaluation import Targets
 
 AUTO = "auto"
 """The loss of the kind of a task."""
@@ -77,6 +78,7 @@ def load_task(
     *,
     engine: ModelEngine = "auto",
     examples: "AnyExamples | None" = None,
+    targets: "Targets | None" = None,
     x_classes: int = 0,
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
@@ -87,6 +89,7 @@ def load_task(
     loss: str = AUTO,
     loss_options: Mapping[str, object] | None = None,
     metrics: Sequence[str] = (),
+    bounded_by: str = "",
 ) -> Artifact:
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
@@ -97,7 +100,8 @@ def load_task(
         classes: Number of classes; 1 for regression.
         kind: What the model predicts.
         engine: As for `build_task`.
-        examples: As for `build_task`.
+        examples: As for `build_task`, likewise `targets`.
+        targets: y of the data.
         x_classes: As for `build_task`.
         y_shape: As for `build_task`.
         classes_axis: As for `build_task`.
@@ -108,6 +112,7 @@ def load_task(
         loss: As for `build_task`, likewise `loss_options` and `metrics`.
         loss_options: Options of the loss.
         metrics: Metrics by name.
+        bounded_by: As for `build_task`.
 
     Raises:
         UnknownTask: No shipped task fits, and it cannot be built here.
@@ -143,6 +148,7 @@ def load_task(
             kind,
             engine=engine,
             examples=examples,
+            targets=targets,
             x_classes=x_classes,
             y_shape=y_shape,
             classes_axis=classes_axis,
@@ -153,6 +159,7 @@ def load_task(
             loss=loss,
             loss_options=loss_options,
             metrics=metrics,
+            bounded_by=bounded_by,
             kept=ExportCache(user_cache(os.environ) / "exports"),
         )
     shipped = ", ".join(recipe.name for recipe in SHIPPED)
@@ -183,6 +190,7 @@ def build_task(
     *,
     engine: ModelEngine = "auto",
     examples: "AnyExamples | None" = None,
+    targets: "Targets | None" = None,
     x_classes: int = 0,
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
@@ -193,6 +201,7 @@ def build_task(
     loss: str = AUTO,
     loss_options: Mapping[str, object] | None = None,
     metrics: Sequence[str] = (),
+    bounded_by: str = "",
     report: "Callable[[ExportFigures], None] | None" = None,
     kept: "ExportCache | None" = None,
 ) -> Artifact:
@@ -213,6 +222,8 @@ def build_task(
             cannot be exported.
         examples: x of the data, shape (n, ...). The checks draw normal numbers; if the module fails
             on them, as one of tokens does, they draw from the range of the examples.
+        targets: y of the data, shape (n, *y_shape), of whose values the checks of functions of the
+            user draw; None: of all classes, or normal numbers.
         x_classes: Vocabulary size, if x is int64; 0 for float32.
         y_shape: Shape of the targets of one example.
         classes_axis: Axis of the classes in the output, if two fit.
@@ -226,6 +237,8 @@ def build_task(
         loss: auto is that of the kind; another by name, or `package.module:function`.
         loss_options: Options of the loss.
         metrics: Metrics by name, or `package.module:function`.
+        bounded_by: Key and value of a part of the run that takes losses as at least 0; empty: a
+            loss of the user may be below 0.
         report: Called with what an export took, once it is checked.
         kept: Earlier exports, of which an equal one is returned; None exports again.
 
@@ -267,11 +280,19 @@ def build_task(
         )
     loss_of, measured = None, tuple["FunctionSource", ...]()
     code: list[object] = []
+    y_values: tuple[float, ...] = ()
     if loss != AUTO or loss_options or metrics:
-        from fairbed.coordinator.task.own_functions import loss_source, metric_sources, own_code
+        from fairbed.coordinator.task.own_functions import (
+            loss_source,
+            metric_sources,
+            own_code,
+            values_of,
+        )
 
-        loss_of, measured = loss_source(loss, loss_options or {}), metric_sources(metrics)
-        code = own_code(loss_of, measured)
+        loss_of = loss_source(loss, loss_options or {}, bounded_by)
+        measured = metric_sources(metrics)
+        if code := own_code(loss_of, measured):
+            y_values = values_of(targets, kind, classes)
     module = make_module(model, x_shape, classes, kind)
     check_batch_norm(module, model, batch_norm)
     name = task_name(model, x_shape, classes, kind)
@@ -286,6 +307,7 @@ def build_task(
                 recipe.x_shape,
                 classes,
                 kind=kind,
+                y_values=y_values,
                 loss=loss_of,
                 metrics=measured,
             )
@@ -294,7 +316,7 @@ def build_task(
             return kept.exported(
                 model,
                 (module, *code),
-                (recipe, loss_of, measured),
+                (recipe, loss_of, measured, y_values),
                 lambda found: of_recipe(report=found),
                 report,
             )
@@ -333,7 +355,7 @@ def build_task(
         shorter = [*lengths[:-1]]
 
         def exported(
-            of: tuple[int, ...], targets: tuple[int, ...], axis: ClassesAxis | None
+            of: tuple[int, ...], of_y: tuple[int, ...], axis: ClassesAxis | None
         ) -> Artifact:
             export = partial(
                 export_task,
@@ -345,9 +367,10 @@ def build_task(
                 kind=kind,
                 x_dtype="int64" if x_classes else "float32",
                 x_classes=x_classes,
-                y_shape=targets,
+                y_shape=of_y,
                 classes_axis=axis,
                 x_range=x_range,
+                y_values=y_values,
                 fixed=fixed,
                 twin=twin,
                 base=base,
@@ -357,7 +380,7 @@ def build_task(
             if kept is None or not is_path(model):
                 return export(report=report)
             settings = (name, model, of, classes, kind, x_range, sorted(fixed), base)
-            of_data = (x_classes, targets, axis, batch_norm, loss_of, measured)
+            of_data = (x_classes, of_y, axis, batch_norm, loss_of, measured, y_values)
             return kept.exported(
                 model,
                 (module, twin, *code),
@@ -367,7 +390,7 @@ def build_task(
             )
 
         def of_module(
-            of: tuple[int, ...], targets: tuple[int, ...], axis: ClassesAxis | None
+            of: tuple[int, ...], of_y: tuple[int, ...], axis: ClassesAxis | None
         ) -> Artifact:
             return module_task(
                 module,
@@ -377,9 +400,10 @@ def build_task(
                 classes,
                 kind,
                 x_classes=x_classes,
-                y_shape=targets,
+                y_shape=of_y,
                 classes_axis=axis,
                 x_range=x_range,
+                y_values=y_values,
                 fixed=fixed,
                 twin=twin,
                 base=base,

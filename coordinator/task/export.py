@@ -78,6 +78,7 @@ def export_task(
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
     x_range: XRange | None = None,
+    y_values: Sequence[float] = (),
     fixed: Collection[str] = (),
     twin: nn.Module | None = None,
     base: Layout | None = None,
@@ -103,6 +104,7 @@ def export_task(
             each, (B, *y_shape, classes) or (B, classes, *y_shape), or numbers (B, *y_shape).
         classes_axis: Where the classes are, if both shapes fit the output.
         x_range: From which the checks draw x; None for normal numbers.
+        y_values: From which they draw y; empty for all classes, and for normal numbers.
         fixed: Names of the tensors that are constants of the graphs, besides frozen parameters.
         twin: As for `make_layout`.
         base: Those of `fixed` that are inputs of the graphs, in place of constants; None: none.
@@ -126,7 +128,7 @@ def export_task(
         x_classes=x_classes,
         classes=classes,
         opset=OPSET,
-        selfcheck=unknown_check(x_range),
+        selfcheck=unknown_check(x_range, y_values),
         task=UNSET if kind == "classification" else kind,
         positions=y_shape or UNSET,
     )

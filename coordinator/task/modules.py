@@ -68,7 +68,7 @@ Role: TypeAlias = Literal["param", "buffer"]
 Start: TypeAlias = Literal["zeros", "ones", "constant", "uniform"]
 
 
-def unknown_check(x_range: XRange | None) -> SelfCheck:
+def unknown_check(x_range: XRange | None, y_values: Sequence[float] = ()) -> SelfCheck:
     """Return a self-check whose results are not computed yet."""
     return SelfCheck(
         seed=SELFCHECK_SEED,
@@ -76,6 +76,7 @@ def unknown_check(x_range: XRange | None) -> SelfCheck:
         loss=0.0,
         gradient_l2=0.0,
         x=UNSET if x_range is None else x_range,
+        y=tuple(y_values) or UNSET,
     )
 
 
@@ -747,6 +748,7 @@ def module_task(
     y_shape: tuple[int, ...] = (),
     classes_axis: ClassesAxis | None = None,
     x_range: XRange | None = None,
+    y_values: Sequence[float] = (),
     fixed: Mapping[str, bytes] | None = None,
     twin: nn.Module | None = None,
     base: Layout | None = None,
@@ -767,6 +769,7 @@ def module_task(
         y_shape: As for `export_task`, likewise `classes_axis`.
         classes_axis: Where the classes are, if both shapes fit the output.
         x_range: From which the self-check draws x; None for normal numbers.
+        y_values: As for `export_task`.
         fixed: The tensors that are no part of the vector, of `fixed_tensors`.
         twin: As for `make_layout`.
         base: Those of `fixed` that are beside the task.
@@ -786,7 +789,7 @@ def module_task(
         x_classes=x_classes,
         classes=classes,
         opset=NO_OPSET,
-        selfcheck=unknown_check(x_range),
+        selfcheck=unknown_check(x_range, y_values),
         task=UNSET if kind == "classification" else kind,
         positions=y_shape or UNSET,
     )

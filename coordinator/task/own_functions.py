@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import UNSET
 from torch import nn
@@ -18,10 +19,12 @@ from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import (
     MAX_COUNTED,
     MAX_METRICS,
+    MAX_Y_VALUES,
     Better,
     FunctionSource,
     NamedMetric,
     Scaling,
+    TaskKind,
     TaskSpec,
 )
 from fairbed.wire.evaluation import Targets
@@ -51,8 +54,15 @@ RESERVED = ("accuracy", "loss")
 """Names that no metric of the user may have."""
 
 
-def loss_source(name: str, options: Mapping[str, Any]) -> FunctionSource | None:
+def loss_source(
+    name: str, options: Mapping[str, Any], bounded_by: str = ""
+) -> FunctionSource | None:
     """Return the source of a loss by name; None for that of the task.
+
+    Args:
+        name: auto, the name of a built-in one, or `package.module:function`.
+        options: Its options.
+        bounded_by: Key and value of what takes losses as at least 0; empty: nothing does.
 
     Raises:
         Unsupported: There is no such loss, or options belong to none.
@@ -73,7 +83,39 @@ def loss_source(name: str, options: Mapping[str, Any]) -> FunctionSource | None:
         (key, tuple(map(float, value)) if isinstance(value, list | tuple) else value)
         for key, value in sorted(options.items())
     )
-    return FunctionSource(path=name, sha256=_hash_of(name, "model.loss"), options=given)
+    return FunctionSource(
+        path=name,
+        sha256=_hash_of(name, "model.loss"),
+        options=given,
+        bounded_by=bounded_by if is_path(name) else "",
+    )
+
+
+N_VALUES = 16
+"""Values of the targets of a regression of which the checks draw, from the least to the largest."""
+
+
+def values_of(targets: Targets | None, kind: TaskKind, classes: int) -> tuple[float, ...]:
+    """Return the values of which the checks of functions draw targets.
+
+    Args:
+        targets: y of the data, shape (n, *y_shape); None: not known.
+        kind: What the model predicts.
+        classes: Number of classes.
+
+    Returns:
+        Quantiles of a regression, or the classes that occur; empty for all that the kind has.
+    """
+    if targets is None or not targets.size:
+        return ()
+    if kind == "regression":
+        finite = targets[np.isfinite(targets)]
+        places = np.linspace(0.0, 1.0, N_VALUES)
+        found = np.unique(np.quantile(finite, places, method="nearest")) if finite.size else finite
+        return tuple(map(float, found))
+    present = [float(label) for label in np.unique(targets).tolist() if label >= 0]
+    is_all = len(present) == (2 if kind == "multi-label" else classes)
+    return () if is_all or len(present) > MAX_Y_VALUES else tuple(present)
 
 
 def metric_sources(names: Sequence[str]) -> tuple[FunctionSource, ...]:
@@ -158,7 +200,7 @@ def with_functions(
         functions = functions_of(spec)
     except PluginError as exc:
         raise Unsupported(str(exc)) from exc
-    if loss is not None and _check_loss(f"model.loss {loss.path}", functions, output, y):
+    if loss is not None and _check_loss(loss, functions, output, y):
         spec = msgspec.structs.replace(spec, weighs=True)
     if not named:
         return spec
@@ -225,13 +267,14 @@ def _tensor(y: Targets) -> torch.Tensor:
     return torch.from_numpy(y)
 
 
-def _check_loss(name: str, functions: Functions, output: Any, y: Targets) -> bool:
+def _check_loss(source: FunctionSource, functions: Functions, output: Any, y: Targets) -> bool:
     """Check a loss on outputs; return whether it weighs examples itself.
 
     Raises:
         Unsupported: It breaks its contract.
     """
     assert functions.loss is not None
+    name = f"model.loss {source.path}"
     function, targets = functions.loss, _tensor(y)
     given = pytree.tree_map(
         lambda leaf: leaf.clone().requires_grad_() if leaf.is_floating_point() else leaf, output
@@ -255,10 +298,10 @@ def _check_loss(name: str, functions: Functions, output: Any, y: Targets) -> boo
             f"{name}: must be finite, got {float(values[~torch.isfinite(values)][0]):g} for an "
             "output of the untrained model; add an epsilon where it divides or takes a logarithm"
         )
-    if float(values.min()) < 0.0:
+    if source.bounded_by and float(values.min()) < 0.0:
         raise Unsupported(
-            f"{name}: must be at least 0, as policies and rules take it, got "
-            f"{float(values.min()):.3g}; add a constant"
+            f"{name}: must be at least 0 with {source.bounded_by}, got {float(values.min()):.3g}; "
+            "add a constant, or choose another one"
         )
     if not losses.requires_grad:
         raise Unsupported(

@@ -419,6 +419,7 @@ def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch
         loss=_rounded(step.loss),
         gradient_l2=_rounded(norm),
         x=spec.selfcheck.x,
+        y=spec.selfcheck.y,
     )
 
 

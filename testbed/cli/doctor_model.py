@@ -21,7 +21,7 @@ from fairbed.testbed.emulation.work import StepWork, TaskCosts
 from fairbed.testbed.errors import BackendError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.experiment.shards import changes_of, load_examples
+from fairbed.testbed.experiment.shards import bounding_part_of, changes_of, load_examples
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.memory import bound_bytes, fitting_of
 from fairbed.testbed.host.model_steps import step_times
@@ -81,6 +81,10 @@ class _Task:
     changes: "ModelChanges | None" = None
     """Weights, and what is trained, if the experiment has this model."""
     personal: tuple[str, ...] = ()
+    targets: Any = None
+    """y of the data, shape (n, *y_shape); None draws all classes, or normal numbers."""
+    bounded_by: str = ""
+    """What takes losses as at least 0."""
 
     @property
     def of_longest(self) -> str:
@@ -138,8 +142,10 @@ def _task_of(options: argparse.Namespace, experiment: Experiment | None) -> _Tas
             *(
                 (changes_of(experiment), experiment.model.personal)
                 if options.model == experiment.model.name
-                else ()
+                else (None, ())
             ),
+            data.y,
+            bounding_part_of(experiment),
         )
     if options.x_shape is None:
         if str(options.model).endswith(".toml"):
@@ -193,6 +199,8 @@ def _findings(task: _Task) -> Iterator[ModelFinding]:
             loss=task.loss,
             loss_options=task.loss_options,
             metrics=task.metrics,
+            targets=task.targets,
+            bounded_by=task.bounded_by,
             report=figures.append,
         )
     except (Unsupported, WrongArtifact) as exc:

@@ -5,6 +5,7 @@ thread, as every process of a replay does, so that results have the same bits wh
 from. The replay itself trains what a lost process had begun.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -103,9 +104,13 @@ def dense_pool(cluster: "Cluster", spec: TaskSpec, shards: Shards) -> ClusterPoo
 
 def device_pool(cluster: "Cluster", artifact: Artifact, data: DividedData) -> ClusterPool:
     """Return the processes that train any model on the data of a fleet."""
-    return ClusterPool(
-        cluster, make_device_training, artifact, SentData(data.dataset, data.train_rows)
-    )
+    sent = SentData(data.dataset, data.train_rows)
+    if artifact.base is None:
+        return ClusterPool(cluster, make_device_training, artifact, sent)
+    from fairbed.wire.base_files import default_bases
+
+    blob = bytes(default_bases(os.environ).blob(artifact.base))
+    return ClusterPool(cluster, make_device_training, artifact, sent, blob)
 
 
 class RemoteTrainer:
@@ -144,6 +149,20 @@ class SentData:
     train_rows: tuple[Ints, ...]
 
 
-def make_device_training(artifact: Artifact, data: SentData) -> Train:
-    """Return what trains one device at a time, as `DeviceTrainer` does."""
+def make_device_training(artifact: Artifact, data: SentData, base: bytes | None = None) -> Train:
+    """Return what trains one device at a time, as `DeviceTrainer` does.
+
+    Args:
+        artifact: The task.
+        data: The data of the fleet.
+        base: Frozen part of the model, which this host keeps in the cache of its user.
+
+    Raises:
+        BaseMissing: It is that of another task.
+        EngineError: The engine cannot run the task.
+    """
+    if artifact.base is not None and base is not None:
+        from fairbed.wire.base_files import default_bases
+
+        default_bases(os.environ).receive(artifact.base, memoryview(base))
     return DeviceTrainer(artifact, Shards(data, artifact.spec.x_shape)).train_one

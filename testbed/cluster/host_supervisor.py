@@ -41,6 +41,8 @@ from fairbed.testbed.host.contention import PERIOD_S, SchedulerWaits, waits
 from fairbed.testbed.host.speed import host_speed, machine_costs_now
 from fairbed.testbed.recording.tcp_peer import serve
 from fairbed.testbed.run_folder import CA_FILE
+from fairbed.wire.artifact import decode_artifact
+from fairbed.wire.base_files import BaseMissing, default_bases
 from fairbed.wire.models import source_hash
 from fairbed.wire.plugins import PluginError
 from fairbed.wire.transport.address import with_cafile
@@ -153,13 +155,24 @@ class HostSupervisor:
         step_s = host_speed(os.environ).step_s
         return HostFacts(cores=real_host().sensors.cores(), step_s=step_s)
 
-    def costs(self, probe: Probe) -> WorkCosts:
+    def costs(self, probe: Probe, base: bytes | None = None) -> WorkCosts:
         """Return the costs of a task on this host; they are measured unless they are known.
+
+        Args:
+            probe: The task.
+            base: Frozen part of its model, which this host keeps in the cache of its user.
 
         Raises:
             BackendError: They cannot be measured.
             PluginError: The local rule cannot be loaded, or breaks its contract.
         """
+        if base is not None:
+            expected = decode_artifact(probe.artifact).base
+            assert expected is not None, "a task has the base that is sent with it"
+            try:
+                default_bases(os.environ).receive(expected, memoryview(base))
+            except (BaseMissing, OSError) as exc:
+                raise BackendError(f"the frozen part of the model: {exc}") from exc
         return structs.replace(machine_costs_now(probe, os.environ), measured_at=None)
 
     def listen(self) -> int:

@@ -11,6 +11,7 @@ reports the host.
 """
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import BackendError, HostLostError
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import WaitTimeline
+from fairbed.wire.artifact import decode_artifact
 from fairbed.wire.models import source_hash
 from fairbed.wire.transport.address import parse_url
 
@@ -168,7 +170,10 @@ async def choose_hosts(
                 f"host {host.name}: must have the same file of {lacking[0]} as this machine, got "
                 "none or another one; copy it there"
             )
-    requested = [(host, host.supervisor.call("costs", probe)) for host in hosts.hosts if probe]
+    base = None if probe is None else _base_of(probe)
+    requested = [
+        (host, host.supervisor.call("costs", probe, base)) for host in hosts.hosts if probe
+    ]
     costs = {host.name: await _answer(host, dilation, call) for host, call in requested}
     return HostsChoice(
         local.name,
@@ -184,6 +189,16 @@ async def choose_hosts(
         costs=costs,
         dilation=dilation,
     )
+
+
+def _base_of(probe: Probe) -> bytes | None:
+    """Return the frozen part of the model of a task, which this machine has; None without one."""
+    base = decode_artifact(probe.artifact).base
+    if base is None:
+        return None
+    from fairbed.wire.base_files import default_bases
+
+    return bytes(default_bases(os.environ).blob(base))
 
 
 async def _called(

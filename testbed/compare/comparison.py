@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.policy.config import ACCURACY
 from fairbed.coordinator.policy.factories import rescaling_parts
 from fairbed.coordinator.report.measures.scales import (
     CLOCK_S,
@@ -224,6 +225,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """Key of the metric that the grid is about."""
     report: list[str]
     """Keys of the metrics of the table for a paper, the primary one first."""
+    worst: str | None
+    """Key of the worst tenth that has a table, by `evaluation.worst`; None: that of accuracy or
+    error."""
     seeds: list[int]
     has_training: bool
     targets: list[Target]
@@ -458,6 +462,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         baseline=grid.baseline,
         primary=grid.primary,
         report=_reported(grid, [metric.key for metric in shown]),
+        worst=_worst(grid),
         seeds=list(grid.seeds),
         has_training=has_training,
         targets=targets,
@@ -732,9 +737,24 @@ def _with_verdicts(
     ]
 
 
+WORST_TENTHS = ("accuracy_worst10", "accuracy_worst10_shrunken", "rmse_worst10")
+"""Worst tenths that `evaluation.worst` replaces in tables by that of another metric."""
+
+
+def _worst(grid: Grid) -> str | None:
+    """Return the key of the worst tenth of `evaluation.worst`; None: of accuracy or error.
+
+    That is so, too, if arms name different metrics.
+    """
+    names = {arm.experiment.evaluation.worst for arm in grid.arms}
+    return None if len(names) > 1 or ACCURACY in names else named_keys(names)[1]
+
+
 def _reported(grid: Grid, known: Sequence[str]) -> list[str]:
     """Return the metrics of the table for a paper that the runs have, the primary one first."""
-    default = (*REPORTED[:3], *grid.target.keys[:1], *REPORTED[3:])
+    worst = _worst(grid)
+    quality = [worst if worst and key in WORST_TENTHS else key for key in REPORTED[:3]]
+    default = (*quality, *grid.target.keys[:1], *REPORTED[3:])
     found = [k for k in dict.fromkeys((grid.primary, *(grid.report or default))) if k in known]
     return found if grid.report else found[:MAX_REPORTED]
 

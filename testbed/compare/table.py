@@ -12,6 +12,7 @@ from fairbed.coordinator.report.quantities import MISSING
 from fairbed.testbed.compare.comparison import (
     FRONT_RATE,
     FRONT_TIME,
+    WORST_TENTHS,
     ArmSummary,
     CellSummary,
     Comparison,
@@ -63,9 +64,10 @@ def tables(comparison: Comparison) -> Iterator[TextTable]:
     yield _front(comparison)
     if comparison.budgets:
         yield _at_budgets(comparison)
-    shown = {*keys_with_table(), *(target.key for target in comparison.targets)} - {
-        comparison.primary
-    }
+    shown = {*keys_with_table(), *(target.key for target in comparison.targets)}
+    if comparison.worst is not None:
+        shown = shown - {*WORST_TENTHS} | {comparison.worst}
+    shown -= {comparison.primary}
     for metric in comparison.metrics:
         if metric.key in shown:
             yield _one_metric(comparison, metric)

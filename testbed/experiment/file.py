@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Meta
 
 from fairbed.coordinator.policy.combinations import (
+    alternating_problem,
     built_in_gradient,
     kept_problem,
     local_step_problem,
@@ -421,6 +422,7 @@ class Experiment(Section, frozen=True, kw_only=True):
             or self.training.optimiser_problem()
             or step_problem(self.aggregation, self.training)
             or kept_problem(self.round, self.aggregation, self.training)
+            or alternating_problem(self.model, self.aggregation, self.training)
             or merge_problem(self.round, self.aggregation, self.selection)
             or ("" if self.training.client else local_step_problem(self.training))
             or self._client_problem()
@@ -661,8 +663,14 @@ class Experiment(Section, frozen=True, kw_only=True):
         """Check that the model of the experiment can be trained as configured.
 
         Raises:
-            ExperimentError: Devices add noise, which needs a model of parameters alone.
+            ExperimentError: Devices add noise, which needs a model of parameters alone; or they
+                train personal parameters first, and there are none.
         """
+        if self.training.personal_epochs and not (layout.local < layout.n_params).any():
+            raise ExperimentError(
+                "model.personal: must fit a parameter with training.personal_epochs, got buffers "
+                "alone; correct the pattern"
+            )
         problem = buffers_problem(layout)
         if self.privacy.is_on and problem:
             raise ExperimentError(f"model.name {self.model.name!r}: {problem}")

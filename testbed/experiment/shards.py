@@ -68,6 +68,7 @@ def task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
         dataset.kind,
         engine=model.engine,
         examples=dataset.x,
+        targets=dataset.y,
         x_classes=dataset.x_classes,
         y_shape=dataset.y.shape[1:],
         classes_axis=model.classes_axis,
@@ -78,7 +79,20 @@ def task_of(experiment: Experiment, dataset: Dataset) -> Artifact:
         loss=model.loss,
         loss_options=model.loss_options,
         metrics=experiment.evaluation.metrics,
+        bounded_by=bounding_part_of(experiment),
     )
+
+
+def bounding_part_of(experiment: Experiment) -> str:
+    """Return key and value of what takes a loss of the user as at least 0; empty if nothing does.
+
+    Empty, too, without such a loss.
+    """
+    if not experiment.model.has_own_loss:
+        return ""
+    from fairbed.coordinator.policy.factories import bounding_part
+
+    return bounding_part(experiment.selection, experiment.aggregation)
 
 
 def changes_of(experiment: Experiment) -> "ModelChanges | None":

@@ -196,8 +196,9 @@ def costs_path(probe: Probe, environ: Mapping[str, str]) -> Path | None:
             rule = source_hash(probe.rule)
     if not rule and probe.rule not in LOCAL_RULES:
         return None
+    h = probe.hyperparameters
     training = msgspec.structs.replace(
-        probe.hyperparameters, epochs=1, learning_rate=1.0, max_steps=None
+        h, epochs=1, personal_epochs=min(1, h.personal_epochs), learning_rate=1.0, max_steps=None
     )
     parts = [
         probe.artifact,

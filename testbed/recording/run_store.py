@@ -124,7 +124,7 @@ def training_settings(
         fitting = fitting_of(training, _artifact(experiment).spec, costs.memory)
     counts, counts_of = _counts(folder, experiment) if costs.shorter else ((), {})
     return TrainingSettings(
-        training.epochs,
+        training.personal_epochs + training.epochs,
         training.batch_size,
         costs,
         speed,

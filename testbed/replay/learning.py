@@ -25,7 +25,7 @@ from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.privacy import SeededNoise, privatised
-from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate
+from fairbed.device_agent.trainer import TrainingDiverged, draw_examples, evaluate, reported_loss
 from fairbed.testbed.emulation.malicious import Attack, MaliciousDevice
 from fairbed.testbed.experiment.shards import first_model, task_of
 from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult, Trainer
@@ -192,7 +192,7 @@ class BatchLosses:
                 loss, _ = evaluate(engine, model_of(device), x[picked], y[picked], Unpaced())
             except TrainingDiverged:
                 loss = np.inf
-            losses.append(max(0.0, loss))
+            losses.append(reported_loss(self._artifact.spec, loss))
         return np.array(losses, dtype=np.float64)
 
 

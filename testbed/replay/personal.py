@@ -16,7 +16,7 @@ from fairbed.coordinator.ports import Score
 from fairbed.device_agent.ditto import train_personal
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.choose import open_own_engine
-from fairbed.device_agent.trainer import TrainingDiverged, evaluate
+from fairbed.device_agent.trainer import TrainingDiverged, evaluate, reported_loss
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.devices import Unpaced
@@ -132,7 +132,8 @@ class PersonalCohort:
             loss, quality = evaluate(self._engine(), self.models[row], x, y, Unpaced())
         except TrainingDiverged:
             return None
-        return Score(len(y), quality, max(0.0, loss) * (quality.positions or len(y)))
+        loss = reported_loss(self._artifact.spec, loss)
+        return Score(len(y), quality, loss * (quality.positions or len(y)))
 
 
 def _first(personal: Personal, w_t: Vector) -> Vector | None:

@@ -604,7 +604,9 @@ def _query_ratio(experiment: Experiment, decisions: Decisions, examples: Ints) -
     if sample is None:
         return np.zeros(len(examples))
     evaluated = np.minimum(examples, training.batch_size) if sample == "batch" else examples
-    ratio: Floats = FORWARD_RATIO * evaluated / (training.epochs * examples)
+    ratio: Floats = (
+        FORWARD_RATIO * evaluated / ((training.epochs + training.personal_epochs) * examples)
+    )
     return ratio
 
 

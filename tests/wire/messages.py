@@ -606,6 +606,15 @@ MESSAGES: Mapping[str, AnyMessage] = {
         needs_loss=False,
         deadline_s=60.0,
     ),
+    "train-personal-epochs": Train(
+        round=1,
+        model=MODEL,
+        hyperparameters=structs.replace(PLAIN_SGD, personal_epochs=3),
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+        local_values=LocalValues(run="digits-12-a1b2", init_seed=12),
+    ),
     "train-optimiser-plain": Train(
         round=1,
         model=MODEL,

@@ -170,8 +170,9 @@ MODEL = (
         why_none=_NO_METRIC,
         room=Tile(
             label="WORST 10 % OF METRIC",
-            help="Mean of the worst tenth of the devices in the metric of evaluation.worst.",
-            priority=6,
+            help="Mean of the worst tenth of the devices in the metric of evaluation.worst, in the "
+            "place of that of accuracy.",
+            priority=5,
         ),
         prometheus="metric_worst10",
         tensorboard="metric/worst10",

@@ -1,5 +1,6 @@
 """Header of the screens: name, status, progress and accuracy of the run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from textual.widgets import Static
 
 from fairbed.coordinator.report.measures import run_measure, run_measures
 from fairbed.coordinator.report.measures.entry import RunMeasure
-from fairbed.coordinator.report.quality import measure, spread_of
+from fairbed.coordinator.report.quality import measure, spread_of, worst_tenth
 from fairbed.coordinator.report.quantities import MISSING, clock, seconds
 from fairbed.coordinator.store.reader import Quality, RunInfo
 from fairbed.coordinator.tui.bars import gauge
@@ -154,7 +155,6 @@ class RunHeader(Widget):
             devices.stylize(self.get_component_rich_style("header--bad", partial=True))
         left_s = view.left_s
         left = [] if left_s is None else [Tile("LEFT", plain(f"≈ {clock(left_s)}"), 3)]
-        spread = spread_of(newest)
         speed = _clock_speed(info.row.dilation)
         owes = view.beta is not None
 
@@ -163,13 +163,8 @@ class RunHeader(Widget):
             Tile("STATUS", self._status(info), 0),
             Tile("ROUND", self._round(info), 0),
             *left,
-            tile("accuracy_mean", spread.mean, label=measure(view.task).upper()),
-            tile("accuracy_worst10", spread.worst10, None if left else 3),
-            *(
-                [tile("metric_worst10", newest.metric_worst10)]
-                if newest is not None and newest.metric_worst10 is not None
-                else []
-            ),
+            tile("accuracy_mean", spread_of(newest).mean, label=measure(view.task).upper()),
+            _worst_tenth(tile, view, None if left else 3),
             tile("loss_mean", newest.loss_mean if newest else None),
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 8),
             tile("queue_total", queue_sum, 4 if owes else None),
@@ -218,6 +213,22 @@ def _late(stragglers: Stragglers) -> str:
         "cancelled": stragglers.cancelled,
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+MAX_NAME = 16
+"""Characters of the name of a metric in a tile."""
+
+
+def _worst_tenth(make: Callable[..., Tile], view: RunView, priority: int | None) -> Tile:
+    """Return the tile of the worst tenth, of the metric that `evaluation.worst` names."""
+    newest = view.metrics[-1] if view.metrics else None
+    chosen = "" if view.info is None else view.info.plan.evaluation.worst
+    name, worst10 = worst_tenth(newest, chosen)
+    if not name:
+        return make("accuracy_worst10", worst10, priority)
+    shown = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+    label = f"WORST 10 % {shown.upper()}"
+    return make("metric_worst10", worst10, priority, label=label)
 
 
 def _clock_speed(dilation: float) -> str:

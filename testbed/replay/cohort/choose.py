@@ -48,10 +48,13 @@ def make_trainer(
                 f"{' with model.trainable or model.lora' if artifact.adaptation else ''}; choose "
                 "auto, device or torch"
             )
-        if spec.has_own_loss:
+        other = "model.loss" if spec.has_own_loss else ""
+        if not other and spec.layout.local.size:
+            other = "model.personal"
+        if other:
             raise ExperimentError(
-                "replay.engine: batched must have the loss of the task, got model.loss; choose "
-                "auto or device"
+                f"replay.engine: batched must have the loss of the task, and merge all values, got "
+                f"{other}; choose auto or device"
             )
         # threadpoolctl inspects every library of the process, which only training needs.
         from fairbed.testbed.replay.cohort.dense import DenseTrainer
@@ -72,8 +75,9 @@ def make_trainer(
 
 
 def _best(artifact: Artifact, *, has_helpers: bool) -> CohortEngine:
-    is_plain = artifact.adaptation is None and not artifact.spec.has_own_loss
-    if artifact.spec.model in FLAT_MODELS and is_plain:
+    spec = artifact.spec
+    is_plain = artifact.adaptation is None and not spec.has_own_loss and not spec.layout.local.size
+    if spec.model in FLAT_MODELS and is_plain:
         return "batched"
     if has_helpers or _not_vectorised(artifact) or not _has_gpu():
         return "device"
@@ -87,10 +91,11 @@ def _not_vectorised(artifact: Artifact) -> list[str]:
     mini-batches of several devices, whose sequences must have one length.
     """
     spec, module = artifact.spec, artifact.module
-    has_buffers = spec.layout.n_values > spec.layout.n_params or spec.layout.local.size > 0
+    has_buffers = spec.layout.n_values > spec.layout.n_params
     is_random = bool(spec.masks) or (module is not None and module.is_random)
     found = {
         "buffers": has_buffers,
+        "model.personal": spec.layout.local.size > 0,
         "dropout": is_random,
         "data.buckets": bool(spec.buckets),
         "model.trainable or model.lora": artifact.adaptation is not None,
@@ -117,7 +122,7 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
     if found := _not_vectorised(artifact):
         raise ExperimentError(
             "replay.engine: torch must have a model without buffers and dropout, all of it "
-            "trained by the loss of the task, and sequences of one length, got "
+            "trained by the loss of the task and merged, and sequences of one length, got "
             f"{' and '.join(found)} in {spec.name}; choose auto or device"
         )
     try:

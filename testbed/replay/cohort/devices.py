@@ -93,7 +93,8 @@ class DeviceTrainer:
             x, y = self._shards.whole(device)
             with self._engine() as engine:
                 try:
-                    return max(0.0, trainer.evaluate(engine, vector, x, y, Unpaced())[0])
+                    loss, _ = trainer.evaluate(engine, vector, x, y, Unpaced())
+                    return trainer.reported_loss(self.spec, loss)
                 except trainer.TrainingDiverged:
                     return np.inf
 
@@ -128,7 +129,8 @@ class DeviceTrainer:
                 )
             except trainer.TrainingDiverged as exc:
                 return _failed(at, start, str(exc), rule)
-        loss = np.nan if result.loss_train is None else max(0.0, result.loss_train)
+        found = result.loss_train
+        loss = np.nan if found is None else trainer.reported_loss(self.spec, found)
         return CohortResult(
             at=np.array([at]),
             vectors=result.vector[np.newaxis],

@@ -177,8 +177,10 @@ class Work:
 
 def steps_of(h: Hyperparameters, examples: Ints) -> Ints:
     """Return the mini-batches of local training, shape (N,)."""
-    steps: Ints = h.epochs * -(-examples // h.batch_size)
-    return steps if h.max_steps is None else np.minimum(steps, h.max_steps)
+    per_epoch: Ints = -(-examples // h.batch_size)
+    steps = h.epochs * per_epoch
+    limited = steps if h.max_steps is None else np.minimum(steps, h.max_steps)
+    return limited + h.personal_epochs * per_epoch
 
 
 def _train_s(

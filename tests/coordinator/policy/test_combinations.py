@@ -16,6 +16,7 @@ from fairbed.coordinator.algorithms.aggregation.guard import normalised
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.local_training import ServerHalf
 from fairbed.coordinator.policy.combinations import (
+    alternating_problem,
     are_weights_ignored,
     built_in_gradient,
     ignored_weights,
@@ -37,6 +38,7 @@ from fairbed.coordinator.policy.config import (
     RoundConfig,
     SelectionConfig,
     TrainingConfig,
+    rule_problem,
 )
 from fairbed.coordinator.policy.decisions import FleetSizeError, make_decisions
 from fairbed.coordinator.policy.factories import make_aggregator, make_defence, step_problem
@@ -446,6 +448,48 @@ def test_late_updates_exclude_what_devices_keep_and_what_a_merge_cannot_know() -
     fednova = AggregationConfig(pseudo_gradient="fednova")
     assert "training.least_epochs must be left out" in kept_problem(late, fednova, drawn)
     assert kept_problem(sync, fednova, drawn) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "merge", "keys", "line"),
+    [
+        ({}, {}, {}, "0 without model.personal, got 2: there are no parameters"),
+        (
+            {"personal": ("head.*",)},
+            {},
+            {"momentum": 0.9, "optimiser_state": "kept"},
+            '0 with training.optimiser_state "kept", got 2',
+        ),
+        (
+            {"personal": ("head.*",)},
+            {"pseudo_gradient": "fednova"},
+            {},
+            "0 with aggregation.pseudo_gradient 'fednova', got 2: it normalises",
+        ),
+    ],
+)
+def test_settings_that_two_parts_of_training_are_not_defined_with_are_refused(
+    model: dict[str, Any], merge: dict[str, Any], keys: dict[str, Any], line: str
+) -> None:
+    one, aggregation = ModelConfig(**model), AggregationConfig(**merge)
+    problem = alternating_problem(one, aggregation, TrainingConfig(personal_epochs=2, **keys))
+    assert problem.startswith(f"training.personal_epochs must be {line}")
+    assert "\n" not in problem
+    assert alternating_problem(one, aggregation, TrainingConfig(**keys)) == ""
+
+
+def test_q_fedsgd_and_rules_without_declaration_exclude_a_personal_part_before_the_other() -> None:
+    sgd = AggregationConfig(rule="q-fedsgd", q=1.0)
+    training = TrainingConfig(max_steps=1, personal_epochs=1)
+    problem = rule_problem(sgd, SelectionConfig(), training, 10)
+    assert problem.startswith("training.personal_epochs must be 0 with aggregation.rule 'q-fedsgd'")
+
+
+def test_personal_epochs_count_as_steps_of_a_round() -> None:
+    training = TrainingConfig(epochs=2, personal_epochs=3, batch_size=10, max_steps=5)
+    assert training.local_steps(np.array([30, 10])).tolist() == [5 + 9, 2 + 3]
+    assert training.needed_skills == ("personal-epochs",)
+    assert TrainingConfig().needed_skills == ()
 
 
 def test_fednova_counts_the_steps_that_each_device_has_drawn() -> None:

@@ -608,3 +608,34 @@ def test_a_fleet_of_one_kind_without_energy_has_neither_column(tmp_path: Path) -
     assert head.startswith("device")
     assert "kind" not in head
     assert "energy" not in head
+
+
+@pytest.mark.parametrize(
+    ("training", "text"),
+    [
+        ({}, ""),
+        ({"momentum": 0.9}, "sgd with momentum 0.9"),
+        (
+            {"momentum": 0.9, "nesterov": True, "optimiser_state": "kept"},
+            "sgd with Nesterov's momentum 0.9, state kept between rounds",
+        ),
+        (
+            {"optimiser": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 2},
+            "adamw, weight decay 0.01, cosine schedule by round after a warm-up of 2",
+        ),
+        ({"learning_rate_decay": 0.5}, "step schedule by round"),
+    ],
+)
+def test_the_optimiser_is_stated_unless_it_is_plain_sgd(
+    training: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    folder = fake_run(tmp_path, rounds=2, devices=3)
+    rows = "".join(
+        f"{key} = {str(value).lower() if isinstance(value, bool) else json.dumps(value)}\n"
+        for key, value in training.items()
+    )
+    (folder / "experiment.toml").write_text(f"[training]\n{rows}", encoding="utf-8")
+    with RunReader(folder) as reader:
+        lines = summary_table(summarise_run(reader)).splitlines()
+    found = [line for line in lines if line.startswith("optimiser")]
+    assert found == ([f"optimiser  {text}"] if text else [])

@@ -24,6 +24,7 @@ from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
+from fairbed.wire.evaluation import Predicted
 from fairbed.wire.messages import Offer, Train
 from fairbed.wire.tensors import Layout, Tensor, vector_to_bytes
 from tests.coordinator.algorithms.aggregation.rounds import Kept
@@ -224,7 +225,7 @@ def test_an_offer_reports_positions_if_the_task_has_them(
     assert isinstance(offer, Offer)
     assert isinstance(train, Train)
     layout = Layout(tensors=(Tensor(name="w", shape=(offer.manifest.size_bytes // 4,), offset=0),))
-    uploads = Uploads(layout, now=lambda: 0.0, y_shape=y_shape)
+    uploads = Uploads(layout, now=lambda: 0.0, predicted=Predicted(y_shape=y_shape))
     found = fault_in_offer(uploads, structs.replace(offer, positions=positions), train)
     assert found == problem
 

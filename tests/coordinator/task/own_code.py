@@ -76,6 +76,22 @@ def of_both(output: dict[str, Tensor], y: Tensor, share: float = 0.5) -> tuple[T
     return nats * counts + share * output["hidden"].square().sum(1), counts
 
 
+def below(output: dict[str, Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, below 0."""
+    losses, counts = of_both(output, y)
+    return losses - 100.0, counts
+
+
+def of_some_labels(output: Tensor, y: Tensor) -> Tensor:
+    """A loss that has no value for label 1."""
+    return nats(output, y) + torch.where(y == 1, torch.nan, 0.0)
+
+
+def of_log(output: Tensor, y: Tensor) -> Tensor:
+    """The squared error of a logarithm, of positive targets alone."""
+    return (output.flatten() - torch.log(y)).square()
+
+
 def nats(output: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(output, y, reduction="none")
 

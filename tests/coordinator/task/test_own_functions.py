@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="models are exported with torch")
 pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
 
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 from torch.nn import functional
 
@@ -270,7 +271,6 @@ REFUSED = {
     "per_class": ("got the shape (6, 3) for B = 6", "losses.flatten(1).sum(1)"),
     "centred": ("each row must depend on its own example alone", "leave out means"),
     "undefined": ("must be finite, got nan", "add an epsilon"),
-    "negative": ("must be at least 0, as policies and rules take it", "add a constant"),
     "no_gradient": ("must have a gradient by the output, got none", "leave out argmax"),
     "fails": ("got ValueError: no such thing (", "own_code.py, line"),
     "count_of_output": ("c must depend on y alone", "put that factor into the loss"),
@@ -288,6 +288,44 @@ def test_a_loss_that_breaks_its_contract_is_refused_in_one_line(name: str) -> No
     assert "\n" not in text
     assert "model.loss" in text
     assert all(part in text for part in REFUSED[name]), text
+
+
+def test_a_negative_loss_is_refused_only_beside_what_takes_it_as_at_least_0() -> None:
+    build = partial(build_task, f"{HERE}:Linear", (4,), LABELS, engine="torch")
+    artifact = build(loss=f"{HERE}:negative")
+    assert artifact.spec.has_signed_loss
+    assert artifact.spec.selfcheck.loss < -90.0
+    part = "aggregation.rule 'q-fedavg'"
+    with pytest.raises(TaskError) as caught:
+        build(loss=f"{HERE}:negative", bounded_by=part)
+    assert f"must be at least 0 with {part}, got -" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    bounded = build(loss=f"{HERE}:nats", bounded_by=part)
+    assert not bounded.spec.has_signed_loss
+    built_in = build(loss="hinge")
+    assert not built_in.spec.has_signed_loss
+
+
+def test_checks_draw_targets_from_those_of_the_data() -> None:
+    """A loss need not accept numbers and classes that the data do not have."""
+    build = partial(build_task, f"{HERE}:Linear", (4,), engine="torch")
+    y = np.random.default_rng(0).uniform(0.5, 90.0, 200).astype(np.float32)
+    artifact = build(1, "regression", loss=f"{HERE}:of_log", targets=y)
+    values = artifact.spec.selfcheck.y
+    assert values is not UNSET
+    assert len(values) == 16
+    assert set(np.float32(values).tolist()) <= set(y.tolist())
+    assert (values[0], values[-1]) == (y.min(), y.max())
+    self_check(open_own_engine(artifact))
+    labels = np.array([0, 2, 2, 0, -1])
+    artifact = build(LABELS, loss=f"{HERE}:of_some_labels", targets=labels)
+    assert artifact.spec.selfcheck.y == (0.0, 2.0)
+    self_check(open_own_engine(artifact))
+    for loss, kind, classes in (("of_log", "regression", 1), ("of_some_labels", None, LABELS)):
+        with pytest.raises(TaskError, match="must be finite, got nan"):
+            build(classes, kind or "classification", loss=f"{HERE}:{loss}")
+    plain = build(LABELS, loss="hinge", targets=labels)
+    assert plain.spec.selfcheck.y is UNSET, "a built-in loss accepts every label"
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,27 @@
 """Cohorts that are trained on several hosts: the same bits, also when a host is lost."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
+from fairbed.coordinator.task.catalogue import build_task
+from fairbed.coordinator.task.changes import ModelChanges
+from fairbed.device_agent.errors import EngineError
 from fairbed.device_agent.local_training import make_rule
 from fairbed.testbed.cluster.api import TrainingHosts
+from fairbed.testbed.cluster.cohort_pool import SentData, device_pool, make_device_training
 from fairbed.testbed.cluster.hosts import Host
 from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
 from fairbed.testbed.replay.cohort.base import CohortRule, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.wire import plugins
+from fairbed.wire.artifact import Adaptation
+from fairbed.wire.base_files import BaseMissing, default_bases
 from fairbed.wire.messages import LOCAL_RULES_GROUP
 from tests.testbed.cluster.fake import FakeCluster
 from tests.testbed.replay.cohort.fleets import (
@@ -115,6 +123,32 @@ def test_a_registered_rule_stays_here(
         given = split_drift(start_of(shipped(RECIPES[name])), len(SIZES))
         bits(make(name, cluster), replace(given, rule=make_rule("mine", given.options)))
     assert set(calls) == {"begin"}
+
+
+def test_the_frozen_part_of_a_model_goes_to_hosts_that_lack_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+    head = ModelChanges(weights="module", adaptation=Adaptation(trainable=("head.*",)))
+    model = "tests.cases.fine_tuning.networks:Pictures"
+    artifact = build_task(model, (1, 8, 8), 10, engine="torch", changes=head)
+    assert artifact.base is not None
+    blob = bytes(default_bases(os.environ).blob(artifact.base))
+    data = fleet_data(RECIPES["cnn-1x8x8-10"])
+    sent = SentData(data.dataset, data.train_rows)
+    cluster = FakeCluster(1, 1)
+    pool = device_pool(cast("Cluster", cluster), artifact, data)
+    pool.close()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "host"))
+    with pytest.raises(EngineError, match="got no file with this hash"):
+        make_device_training(artifact, sent)
+    with pytest.raises(BaseMissing, match="must have the hash of the task"):
+        make_device_training(artifact, sent, blob[::-1])
+    assert not list((tmp_path / "host").rglob("base-*"))
+    make_device_training(artifact, sent, blob)
+    [file] = (tmp_path / "host").rglob("base-*")
+    assert file.stat().st_size == artifact.base.layout.size_bytes
 
 
 def test_torch_is_refused_on_a_cluster(make: Callable[..., Trainer]) -> None:

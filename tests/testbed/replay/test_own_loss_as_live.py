@@ -1,6 +1,7 @@
 """A loss and metrics of the user: live agents, devices with own data and a replay agree."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,15 +25,21 @@ from fairbed.coordinator.policy.config import (
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.records.named_metrics import NamedMetrics, spread
 from fairbed.coordinator.records.rows import metric_rows
+from fairbed.coordinator.report.html import read_page, report_page
+from fairbed.coordinator.report.quality import worst_tenth
+from fairbed.coordinator.report.result import result_lines, result_of
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.rounds.own_data import score_of
+from fairbed.coordinator.state.loss_query import fault_in_reply
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ClientMetricRow
 from fairbed.coordinator.task.catalogue import build_task
 from fairbed.device_agent.engines.choose import open_own_engine
 from fairbed.device_agent.trainer import evaluate
 from fairbed.testbed.cli.main import main
+from fairbed.testbed.compare.comparison import Comparison
+from fairbed.testbed.compare.table import tables
 from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer, Unpaced
@@ -54,13 +61,13 @@ METRICS = ("top3", "f1", "perplexity", f"{OWN}:large")
 
 
 @cache
-def task(engine: ModelEngine = "onnx") -> Artifact:
+def task(engine: ModelEngine = "onnx", loss: str = "of_both") -> Artifact:
     return build_task(
         f"{OWN}:TwoOutputs",
         (12,),
         10,
         engine=engine,
-        loss=f"{OWN}:of_both",
+        loss=f"{OWN}:{loss}",
         metrics=["f1"],
     )
 
@@ -80,16 +87,21 @@ def config(rounds: int = 3, **sections: object) -> CoordinatorConfig:
 
 
 async def test_a_replay_has_the_models_of_live_agents(tmp_path: Path) -> None:
+    """With a loss below 0, which power-of-choice queries and no part of the run bounds."""
     parts = TrainingConfig(epochs=2, batch_size=12, learning_rate=0.3, micro_batch=5)
-    one = config(training=parts)
-    place = await run_live(tmp_path / "live", one, QUICK_S, artifact=task())
+    by_loss = SelectionConfig(policy="power-of-choice", per_round=2, candidates=3)
+    one, below = config(training=parts, selection=by_loss), task(loss="below")
+    place = await run_live(tmp_path / "live", one, QUICK_S, artifact=below)
     with place.reader() as reader:
         live = Story(reader.rounds(), reader.exchanges(0), reader.releases())
         losses = {(x.round, x.device): x.loss_train for x in reader.exchanges(0)}
-    virtual = replay_story(tmp_path / "replay", one, QUICK_S, artifact=task())
+        queried = [row.loss for row in reader.loss_queries()]
+    virtual = replay_story(tmp_path / "replay", one, QUICK_S, artifact=below)
     assert virtual.models == live.models, "bit for bit"
     assert len(set(live.models)) == 3
-    assert all(loss is not None and loss > 0.0 for loss in losses.values())
+    assert all(loss is not None and loss < -50.0 for loss in losses.values())
+    assert all(loss is not None and loss < -50.0 for loss in queried)
+    assert len(queried) == 9
 
 
 async def test_devices_with_own_data_report_the_metrics_that_the_coordinator_computes(
@@ -130,14 +142,39 @@ async def test_devices_with_own_data_report_the_metrics_that_the_coordinator_com
     assert perplexity.best10 == row.metric_best10 == min(of_devices)
     assert perplexity.mean == row.metric_mean == pytest.approx(np.mean(of_devices))
     assert not summary.client_metrics, "no client has measured them"
+    check_views(place.folder / "run", summary_table(summary), max(of_devices))
     text = summary_table(summary)
-    assert "perplexity mean" in text
-    assert "less is better; of evaluation.worst" in text
     assert {one.name: one.metric for one in summary.fleet} == {
         x.device: x.value for x in rows if x.name == "perplexity" and x.phase == "evaluate"
     }
     header = next(line for line in text.splitlines() if line.startswith("device  "))
     assert "metric" in header
+
+
+def check_views(folder: Path, text: str, worst10: float) -> None:
+    """Each view has the worst tenth of the chosen metric, with its name, and none of accuracy."""
+    lines = dict(line.split(None, 1) for line in text.splitlines() if line and " " in line)
+    assert "mean 0." in lines["accuracy"]
+    assert "worst 10 %" not in lines["accuracy"]
+    assert lines["worst"].startswith("10 %")
+    assert f"worst 10 % {worst10:.4g}" in text
+    assert "less is better; the metric of evaluation.worst" in text
+    with RunReader(folder) as reader:
+        result, page = result_of(reader), read_page(reader, has_figures=False)
+        side = report_page([page, page]).replace("&nbsp;", " ")
+        newest = reader.metrics()[-1]
+    assert (result.worst_metric, result.worst10) == ("perplexity", worst10)
+    assert f"worst 10 % of perplexity {worst10:.3f}" in dict(result_lines(result))["accuracy"]
+    assert worst_tenth(newest, "perplexity") == ("perplexity", worst10)
+    assert worst_tenth(replace(newest, metric_worst10=None), "accuracy")[0] == ""
+    html = report_page([page]).replace("&nbsp;", " ")
+    assert "perplexity, worst 10 % (less is better)" in html
+    assert "accuracy, worst 10 %" not in html
+    assert "perplexity, worst 10 %" in side
+    findings = " ".join(found.text for found in page.findings)
+    assert f"its perplexity was {worst10:.4g} on the worst tenth of the devices" in findings
+    assert "has the worst perplexity" in findings
+    assert "has the lowest accuracy" not in findings
 
 
 def check_rows(
@@ -183,6 +220,11 @@ def test_a_report_counts_no_more_examples_than_its_device_has() -> None:
     )
     predicted = measured().predicted
     assert fault_in_measures(predicted, reply) is None
+    below = msgspec.structs.replace(reply, loss=-0.5, model=request.model.sha256)
+    fault = fault_in_reply(below, request, predicted)
+    assert fault == "answer: the loss must be at least 0, got -0.5"
+    signed = replace(predicted, has_signed_loss=True)
+    assert "at least 0" not in (fault_in_reply(below, request, signed) or "")
     score = score_of(reply, request, 10.0, predicted)
     assert score.quality.sums["top3"] == (8.0, 10.0)
     rows = NamedMetrics(measured().spec.named_metrics, "accuracy").rows(1, {"a": score})
@@ -269,6 +311,11 @@ def test_replays_with_own_loss_and_metrics_are_compared_by_them(
     assert "metric.top3" not in hinge["values"]
     assert "evaluation.metrics of this arm lacks it" in json.dumps(hinge["missing"])
     assert "perplexity, worst 10 %" in text
+    assert found["worst"] == "metric.perplexity.worst10"
+    assert "accuracy_worst10" not in found["report"]
+    titles = [table.title for table in tables(msgspec.convert(found, Comparison))]
+    assert any("perplexity, worst 10 %" in title for title in titles)
+    assert not any(title.startswith(("worst 10 %", "accuracy, worst")) for title in titles)
     [run] = list(Path("out").glob("**/plain*/**/run.db"))[:1]
     with RunReader(run.parent) as reader:
         names = {row.name for row in reader.client_metrics()}

@@ -136,6 +136,16 @@ def test_the_work_of_a_personal_model_counts_sections_and_validations(choice: La
     assert work.personal_s == pytest.approx([fixed, chosen[choice]])
 
 
+def test_the_work_of_a_personal_part_that_is_trained_first_counts_its_steps() -> None:
+    costs = TaskCosts(step_s=1.0, example_s=0.1, evaluation_step_s=0.01, evaluation_example_s=0.001)
+    training = TrainingConfig(epochs=2, personal_epochs=3, batch_size=10, max_steps=7)
+    config = msgspec.structs.replace(an_experiment().coordinator(), training=training)
+    n = np.array([30, 40])
+    work = Work.of(config, costs, n, n, needs_loss=False)
+    assert work.steps.tolist() == [9 + 6, 12 + 7] == training.local_steps(n).tolist()
+    assert work.train_s == pytest.approx([15 * 1.0 + 150 * 0.1, 19 * 1.0 + 190 * 0.1])
+
+
 def test_the_global_model_does_not_depend_on_personal_models(tmp_path: Path) -> None:
     mine, plain = personal(tmp_path), personal(tmp_path, PersonalisationConfig())
     for round_id in (1, 2):

@@ -1,6 +1,7 @@
 """A frozen model with adapters: live and replayed, one copy for all devices, exported again."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +14,11 @@ pytest.importorskip("onnx", reason="onnx is not installed: nothing can be export
 
 import onnxruntime
 import torch
+from msgspec import UNSET, UnsetType
 from safetensors.torch import load_file
 
+from fairbed.coordinator.report.quantities import size
+from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.host.broker_process import find_mosquitto
@@ -37,6 +41,7 @@ personal = ["head.bias"]
 [training]
 learning_rate = 0.05
 batch_size = 40
+personal_epochs = 1
 [selection]
 policy = "uniform"
 per_round = 3
@@ -77,11 +82,26 @@ def test_a_live_run_sends_the_frozen_part_once_and_adapters_each_round(
     with RunReader(live) as one, RunReader(replayed) as other:
         models = [run.final_model() for run in (one, other)]
         exchanges = one.exchanges(0)
+        summary = summarise_run(one)
+    assert summary.personal_part == (
+        "head.bias on each device, trained alone for 1 pass before the other part (FedRep)"
+    )
+    assert summary.optimiser is UNSET
+    assert not isinstance(summary.frozen, UnsetType)
+    assert (summary.frozen.bytes, summary.frozen.devices) == (4 * frozen, 3)
     assert models[0] is not None
     assert models[1] is not None
     assert len(models[0][1]) == n_trained + 128, "two buffers of batch norm follow"
     assert np.array_equal(models[0][1], models[1][1]), "bit for bit"
     assert {row.bytes_up for row in exchanges} == {4 * len(models[0][1])}
+    out = tmp_path / "page.html"
+    assert main(["report", str(live), str(replayed), "--no-figures", "--out", str(out)]) == 0
+    page = out.read_text(encoding="utf-8").replace("&nbsp;", " ")
+    assert "What was sent, and how long it took" in page
+    row = page[page.index("its download, s") :]
+    assert f"{len(models[0][1]):,}" in row
+    assert size(4 * frozen) in row
+    assert re.search(r"\d to [0-9.]+, 3 devices", row)
     found = device_rows(live)
     assert {size for size, _ in found} == {4 * frozen} == {s for s, _ in device_rows(replayed)}
     assert all(took is not None and took > 0.0 for _, took in found)

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fairbed.coordinator.task.catalogue import build_task
 from fairbed.device_agent.trainer import local_steps, mini_batches
@@ -17,6 +18,7 @@ from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.functional import TorchTrainer
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.tensors import Layout
 from tests.testbed.replay.cohort.fleets import RECIPES, fleet_data, shipped
 
 
@@ -169,6 +171,19 @@ def test_a_model_with_buffers_is_trained_by_the_devices_engine() -> None:
     assert type(make_trainer(artifact, data)) is DeviceTrainer
     with pytest.raises(ExperimentError, match="without buffers"):
         make_trainer(artifact, data, "torch")
+
+
+def test_a_model_of_which_devices_keep_a_part_is_trained_by_the_devices_engine() -> None:
+    """Batched products know one anchor for all devices, and no section of FedRep."""
+    artifact = shipped(RECIPES["softmax-60-10"])
+    [*others, last] = artifact.spec.layout.tensors
+    layout = Layout(tensors=(*others, structs.replace(last, is_local=True)))
+    artifact = structs.replace(artifact, spec=structs.replace(artifact.spec, layout=layout))
+    data = fleet_data(RECIPES["softmax-60-10"])
+    assert type(make_trainer(artifact, data)) is DeviceTrainer
+    for engine in ("batched", "torch"):
+        with pytest.raises(ExperimentError, match=r"got model\.personal"):
+            make_trainer(artifact, data, engine)
 
 
 def normalised(x_shape: tuple[int, ...], classes: int) -> object:
