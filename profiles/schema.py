@@ -285,6 +285,8 @@ class Profile(Strict, frozen=True, kw_only=True):
     matrix: Quantity[Flops] | None = field(name="matrix_flops", default=None)
     """Rate of all cores together in large float32 matrix products, operations per second; absent:
     the time of a step follows from `core_speed` alone."""
+    core_matrix: Quantity[Flops] | None = field(name="core_matrix_flops", default=None)
+    """The same of one thread alone on the fastest core; absent: a share of `matrix_flops`."""
     moved: Quantity[BytesPerSecond] | None = field(name="memory_bytes_per_s", default=None)
     """Rate at which all cores together read and write main memory, bytes/s; absent: unlimited."""
     scaling: Quantity[Efficiency] | None = field(name="thread_scaling", default=None)
@@ -314,6 +316,14 @@ class Profile(Strict, frozen=True, kw_only=True):
         if busiest >= self.cores:
             raise ValueError(
                 f"background_load must be less than the {self.cores} cores, got {busiest}"
+            )
+        one, all_cores = self.core_matrix, self.matrix
+        if one is not None and all_cores is None:
+            raise ValueError("core_matrix_flops needs matrix_flops, got none; state both")
+        if one is not None and all_cores is not None and one.value > all_cores.value:
+            raise ValueError(
+                f"core_matrix_flops must be at most matrix_flops, {all_cores.value:g}, "
+                f"got {one.value:g}"
             )
 
     @property

@@ -165,6 +165,33 @@ def defaults_of(group: FleetConfig) -> str | None:
     )
 
 
+def mixed_speeds(experiment: Experiment) -> str | None:
+    """Return one line if the speeds of some boards are measured and of others estimated.
+
+    None for a shipped model, which needs `core_speed` only.
+    """
+    if experiment.model.name in MODELS and experiment.model.like is None:
+        return None
+    names = dict.fromkeys(group.profile for group in experiment.fleet if group.profile is not None)
+    rates = {
+        name: [rate for rate in (p.matrix, p.core_matrix, p.moved) if rate is not None]
+        for name in names
+        if (p := profiles.load(name)) is not None
+    }
+    estimated = {
+        name: sum(rate.tag == "estimated" for rate in found) for name, found in rates.items()
+    }
+    some = [name for name, count in estimated.items() if count]
+    if not some or len(some) == len(rates):
+        return None
+    return (
+        f"{', '.join(some)}: some speeds are estimated from other boards, while those of "
+        f"{', '.join(name for name in rates if name not in some)} are measured, so devices of "
+        "about the same speed may be in the wrong order; fairbed profiles show NAME states each "
+        "error"
+    )
+
+
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
     """Return the processor demand of the `max_computing` devices that may compute at once.
 
@@ -307,6 +334,8 @@ def settings_findings(
     for line in dict.fromkeys(map(defaults_of, experiment.fleet)):
         if line is not None:
             yield PreflightFinding("unknown-numbers", line, "warning")
+    if (mixed := mixed_speeds(experiment)) is not None:
+        yield PreflightFinding("estimated-speeds", mixed, "warning")
 
 
 def source_findings(inputs: Inputs) -> Iterator[PreflightFinding]:

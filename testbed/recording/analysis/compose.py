@@ -30,6 +30,7 @@ OPTIONAL = (
     "storage_read_bytes_per_s",
     "background_load",
     "matrix_flops",
+    "core_matrix_flops",
     "memory_bytes_per_s",
     "thread_scaling",
     "link.down_bps",
