@@ -427,7 +427,7 @@ def rates(name: str) -> dict[str, Rate]:
         if p.all_cores is None
         else measured(p.all_cores)
     )
-    n, ghz, core = p.cores[0]
+    _, ghz, core = p.cores[0]
     one_core = (
         estimated(
             "core_matrix_flops",

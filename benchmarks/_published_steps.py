@@ -113,7 +113,7 @@ _NCNN_MS: Mapping[int, Mapping[str, tuple[float | None, float | None, float | No
     8: {"milk-v-jupiter": (869.32, 1825.00, 169.97), "orange-pi-5": (15.52, 42.96, 7.77)},
     12: {"jetson-agx-orin": (6.92, 15.73, 4.17)},
 }
-"""Milliseconds of `_NETS` by threads and profile. A chip stands for its boards: H616 for H618, A311D
+"""Milliseconds of `_NETS` by threads and profile. A chip stands for its board: H616 for H618, A311D
 at 2.2 GHz for S922X at 2.4, RK3399 at 1.8 GHz (six threads: Orange Pi 4 LTS), SpacemiT M1, and for
 phones Snapdragon 855+ and 8 Gen 2. Of the RK3588 there are several tables for one thread (30, 42
 and 61 ms for ResNet-18): the median. ResNet-50 on the TX2 NX with six threads, 306 ms, is left out:

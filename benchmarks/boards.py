@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     references: dict[str, float] = {}
     if not options.quick:
-        trained = dict.fromkeys(s.model for s in SETS if s.kind == "train")
+        trained = list(dict.fromkeys(s.model for s in SETS if s.kind == "train"))
         references = {model: measured(model) for model in tracked(trained, "models", "boards")}
     found = findings(references)
     print(msgspec.json.encode(found).decode() if options.json else _text(found))

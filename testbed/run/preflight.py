@@ -25,6 +25,7 @@ from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.policy.factories import make_pseudo_gradient
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
+from fairbed.coordinator.task.recipes import MODELS
 from fairbed.testbed.backends.choice import BackendChoice
 from fairbed.testbed.emulation.capacity import (
     RESERVE_CORES,
