@@ -342,15 +342,39 @@ class Availability(Strict, frozen=True, kw_only=True):
     """Mean length of a session, seconds, without a schedule; absent is one session per day."""
 
 
+class Power(Quantity[Watts], frozen=True, kw_only=True):
+    """A power, with the range of its sources where they differ."""
+
+    low: Watts | None = None
+    """Smallest published power, watts; absent: `value`."""
+    high: Watts | None = None
+    """Largest published power, watts; absent: `value`."""
+
+    def __post_init__(self) -> None:
+        if not self.range[0] <= self.value <= self.range[1]:
+            raise ValueError(
+                f"value must be from low to high, {self.range[0]:g} to {self.range[1]:g}, "
+                f"got {self.value:g}"
+            )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest power, watts."""
+        return (
+            self.value if self.low is None else self.low,
+            self.value if self.high is None else self.high,
+        )
+
+
 class Energy(Strict, frozen=True, kw_only=True):
     """Power of the whole device by activity; absent is unknown."""
 
-    idle_w: Quantity[Watts] | None = None
-    train_w: Quantity[Watts] | None = None
+    idle_w: Power | None = None
+    train_w: Power | None = None
     """All cores busy."""
-    compute_w: Quantity[Watts] | None = None
+    compute_w: Power | None = None
     """The agent computes with `engine_threads`; absent: computed from `idle_w` and `train_w`."""
-    transmit_w: Quantity[Watts] | None = None
+    transmit_w: Power | None = None
     """The agent transfers a model; absent: `idle_w`."""
 
 

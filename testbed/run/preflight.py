@@ -35,6 +35,7 @@ from fairbed.testbed.emulation.capacity import (
     has_enough_cores,
 )
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
+from fairbed.testbed.emulation.power import phase_power, phase_power_range
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
@@ -193,6 +194,30 @@ def mixed_speeds(experiment: Experiment) -> str | None:
     )
 
 
+def energy_interval(experiment: Experiment) -> str | None:
+    """Return one line with the interval of joules of devices whose powers differ by source."""
+    parts = []
+    for name in dict.fromkeys(g.profile for g in experiment.fleet if g.profile is not None):
+        profile = profiles.load(name)
+        stated, ends = phase_power(profile), phase_power_range(profile)
+        shares = []
+        for phase in ("transfer_w", "compute_w"):
+            watts, low, high = (getattr(power, phase) for power in (stated, *ends))
+            if watts and low is not None and high is not None and (low, high) != (watts, watts):
+                shares.append(
+                    f"{phase.removesuffix('_w')} {100 * (low / watts - 1):+.0f} to "
+                    f"{100 * (high / watts - 1):+.0f} %"
+                )
+        if shares:
+            parts.append(f"{name}: {', '.join(shares)}")
+    if not parts:
+        return None
+    return (
+        "published powers differ, so the joules of an exchange have these intervals: "
+        f"{'; '.join(parts)}"
+    )
+
+
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
     """Return the processor demand of the `max_computing` devices that may compute at once.
 
@@ -337,6 +362,8 @@ def settings_findings(
             yield PreflightFinding("unknown-numbers", line, "warning")
     if (mixed := mixed_speeds(experiment)) is not None:
         yield PreflightFinding("estimated-speeds", mixed, "warning")
+    if (interval := energy_interval(experiment)) is not None:
+        yield PreflightFinding("energy", interval)
 
 
 def source_findings(inputs: Inputs) -> Iterator[PreflightFinding]:

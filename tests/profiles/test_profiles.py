@@ -225,7 +225,8 @@ BAD: dict[str, tuple[Edit, str]] = {
     ),
     "a tag of one's own": (
         replace('tag = "measured"', 'tag = "guessed"'),
-        "core_speed.tag: must be one of datasheet, estimated, literature, measured, unknown, got 'guessed'",
+        "core_speed.tag: must be one of datasheet, estimated, literature, measured, unknown, got "
+        "'guessed'",
     ),
     "no source": (
         replace(', source = "BCM2711: 4 x Cortex-A72 at 1.5 GHz"', ""),

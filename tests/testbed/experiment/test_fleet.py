@@ -312,9 +312,9 @@ def test_a_board_heats_up_in_a_closed_case_or_in_warm_air() -> None:
     assert not throttles(case_resistance=0.5)
     assert throttles(case_resistance=1.5)
     assert throttles(ambient_celsius=35.0)
+    without = FleetConfig(profile="jetson-tx2", ambient_celsius=35.0)
     with pytest.raises(ExperimentError, match="jetson-tx2, got none"):
-        throttles_of_tx2 = FleetConfig(profile="jetson-tx2", ambient_celsius=35.0)
-        planned(throttles_of_tx2)
+        planned(without)
 
 
 def test_dilation_and_a_backend_without_loss_keep_the_truth(tmp_path: Path) -> None:
