@@ -1,7 +1,7 @@
 """Published times of training steps and forward passes on boards and phones.
 
 Times of one source, framework, number of threads and model are comparable among boards. A set that
-is `relative` says only how boards compare: its batch, or its exact network, is not known.
+is `relative` compares boards only: its batch, or its exact network, is not known.
 
 Sources:
     jafermarq/federated-embedded-vision 17ecd8b: PyTorch, batches of 16, mean of 20 steps; its

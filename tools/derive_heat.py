@@ -1,12 +1,13 @@
 """Fit the thermal model to published curves: python tools/derive_heat.py [NAME=FILE ...].
 
 Reads the folder that FAIRBED_DATA names, or curves that are given. Prints the numbers that
-`[thermal]` of the profiles quotes, with the root mean square error of each fit. A curve is a file
-of stressberry: `time` and `temperature` at rest, then under full load for 300 s, then at rest. A log
-of sbc-bench (`devices/sbc_health.csv.xz`) has a reading every 10 to 20 s under load, which shows
-the slow lag only: its fast lag is that of the bare boards, borrowed. Temperatures at rest are the
-lowest of the log. A log that begins hot, or hardly warms up, shows no slow lag: that is borrowed,
-too.
+`[thermal]` of the profiles quotes, with the root mean square error of each fit.
+
+A curve is a file of stressberry: time and temperature at rest, under full load for 300 s, and at
+rest. A log of sbc-bench (`devices/sbc_health.csv.xz`) has a reading every 10 to 20 s under load,
+which shows the slow lag only: its fast lag is that of the bare boards, borrowed. Temperatures at
+rest are the lowest of the log. A log that begins hot, or hardly warms up, shows no slow lag: that
+is borrowed, too.
 """
 
 import csv

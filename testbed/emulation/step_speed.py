@@ -39,7 +39,7 @@ class Shares:
     convolution: float
     """Dense convolutions."""
     grouped: float
-    """Convolutions of several groups; nobody has published one, so it is between the others."""
+    """Convolutions of several groups; none is published, so it is between the others."""
     depthwise: float
     """Convolutions of one group per channel."""
     matrix: float

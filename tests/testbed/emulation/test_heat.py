@@ -101,10 +101,11 @@ def test_the_onset_follows_from_the_temperatures() -> None:
     hot = two_lags()
     assert hot.limit == 0.8
     heat = Heat(hot)
-    heat.advance(0.999 * hot.onset_s, 1.0)
-    assert not heat.is_throttled
-    heat.advance(1.001 * hot.onset_s, 1.0)
-    assert heat.is_throttled
+    throttled = []
+    for share in (0.999, 1.001):
+        heat.advance(share * hot.onset_s, 1.0)
+        throttled.append(heat.is_throttled)
+    assert throttled == [False, True]
     assert two_lags(limit=95.0).onset_s == inf
 
 
