@@ -1,7 +1,9 @@
-"""Vision models of published training times, as torch modules with random parameters.
+"""Models of published times, as torch modules with random parameters.
 
 Source:
-    He et al., CVPR 2016 (ResNet); Sandler et al., CVPR 2018 (MobileNetV2); 1,000 classes.
+    He et al., CVPR 2016 (ResNet); Sandler et al., CVPR 2018 (MobileNetV2); Dosovitskiy et al., ICLR
+    2021 (ViT); all with 1,000 classes. Caldas et al., LEAF, arXiv:1812.01097 (its network for
+    FEMNIST, and its LSTM for Shakespeare).
 """
 
 from collections.abc import Callable
@@ -72,23 +74,92 @@ def _mobilenet_v2() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(1280, CLASSES))
 
 
+class _Vit(nn.Module):
+    """A vision transformer on patches of 16 x 16 pixels; the mean of all tokens is classified."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(12)
+        )
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.head(x.mean(1))
+        return found
+
+
+def _leaf_cnn() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(7 * 7 * 64, 2048), nn.ReLU(), nn.Linear(2048, 62))
+
+
+class _LeafLstm(nn.Module):
+    """Two LSTMs of 256 units over 80 characters of 8 numbers each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower, self.upper = nn.LSTMCell(8, 256), nn.LSTMCell(256, 256)
+        self.head = nn.Linear(256, 80)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lower = upper = None
+        for t in range(x.shape[1]):
+            lower = self.lower(x[:, t], lower)
+            upper = self.upper(lower[0], upper)
+        assert upper is not None
+        found: Tensor = self.head(upper[0])
+        return found
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet-18": lambda: _resnet((2, 2, 2, 2), is_deep=False),
     "resnet-34": lambda: _resnet((3, 4, 6, 3), is_deep=False),
     "resnet-50": lambda: _resnet((3, 4, 6, 3), is_deep=True),
     "mobilenet-v2": _mobilenet_v2,
+    "vit-tiny": lambda: _Vit(192, 3),
+    "vit-small": lambda: _Vit(384, 6),
+    "vit-base": lambda: _Vit(768, 12),
+    "leaf-cnn": _leaf_cnn,
+    "shakespeare-lstm": _LeafLstm,
 }
+
+SHAPES: dict[str, tuple[int, ...]] = {"leaf-cnn": (1, 28, 28), "shakespeare-lstm": (80, 8)}
+"""Of an example; the others have images of 224 x 224 pixels."""
 
 
 def training_step(name: str, batch_size: int) -> Callable[[], object]:
-    """Return a function that computes loss and gradients of images of 224 x 224 pixels."""
-    torch.manual_seed(0)
-    module = MODELS[name]()
-    images, labels = torch.rand(batch_size, 3, 224, 224), torch.zeros(batch_size, dtype=torch.int64)
+    """Return a function that computes loss and gradients of a batch."""
+    module, inputs = _made(name, batch_size)
+    labels = torch.zeros(batch_size, dtype=torch.int64)
 
     def step() -> None:
         module.zero_grad()
-        loss = nn.functional.cross_entropy(module(images), labels)
+        loss = nn.functional.cross_entropy(module(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     return step
+
+
+def forward_pass(name: str, batch_size: int) -> Callable[[], object]:
+    """Return a function that computes the outputs of a batch, without gradients."""
+    module, inputs = _made(name, batch_size)
+
+    def step() -> None:
+        with torch.no_grad():
+            module(inputs)
+
+    return step
+
+
+def _made(name: str, batch_size: int) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return MODELS[name](), torch.rand(batch_size, *SHAPES.get(name, (3, 224, 224)))

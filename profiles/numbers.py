@@ -7,6 +7,7 @@ import msgspec
 
 from fairbed.profiles.population import Distributed
 from fairbed.profiles.quantities import Quantity, Varying
+from fairbed.profiles.schema import Power
 
 Number: TypeAlias = Quantity[Any] | Distributed[Any]
 
@@ -37,6 +38,8 @@ def schedule_text(number: Number) -> str:
             return ""
         distribution = number.distribution()
         return f"distributed from {distribution.lowest:g} to {distribution.highest:g}"
+    if isinstance(number, Power) and number.range != (number.value, number.value):
+        return f"published from {number.range[0]:g} to {number.range[1]:g}"
     if not isinstance(number, Varying):
         return ""
     if number.series is not None:

@@ -81,10 +81,11 @@ def normal_shares(scores: Floats) -> Floats:
 T = TypeVar("T")
 E = TypeVar("E")
 
-Tag: TypeAlias = Literal["measured", "datasheet", "literature", "unknown"]
+Tag: TypeAlias = Literal["measured", "datasheet", "literature", "estimated", "unknown"]
 """Quality of a number: measured (the data were read), stated by the vendor, from publications (a
-range rather than a target), or unknown: the file lacks the number, and the value is the default
-that the emulation takes. A file has no unknown number; it leaves out the key."""
+range rather than a target), estimated by a rule from other boards (its source names the rule and
+the error), or unknown: the file lacks the number, and the value is the default that the emulation
+takes. A file has no unknown number; it leaves out the key."""
 
 Text: TypeAlias = Annotated[str, Meta(min_length=3, max_length=600)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e9)]

@@ -7,10 +7,11 @@ The docstring of an optional field states the meaning of its absence. Files of t
 without optional fields, keep their meaning.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import Meta, field, structs
 
 from fairbed.profiles.quantities import Moment, Quantity, Seconds, Share, Strict, Text, Varying
 from fairbed.profiles.traces.trace import MAX_CLOCK_RATIO
@@ -42,6 +43,9 @@ ClockRatio: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_CLOCK_RATIO)]
 Celsius: TypeAlias = Annotated[float, Meta(ge=-60.0, le=150.0)]
 Watts: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e5)]
 
+
+ROOM_CELSIUS = 22.0
+"""Temperature of the air where a profile states none."""
 
 _UNKNOWN = "unknown; the emulation takes the default"
 
@@ -192,25 +196,50 @@ class CellProfile(Strict, frozen=True, kw_only=True):
 
 
 class Thermal(Strict, frozen=True, kw_only=True):
-    """Thermal throttling of a device under sustained load.
+    """Temperature of a device under load, and the clock at which it is too hot.
 
-    The heat h follows the load, a share of all cores, with a lag. The clock drops when h reaches
-    its value after `onset_s` of full load, and recovers when h is below that:
+    The heat h follows the load, a share of all cores, with two lags: the chip is hot within
+    seconds, its board and case within minutes.
 
-        dh/dt = (load - h) / time_constant_s
-        throttled while h >= 1 - exp(-onset_s / time_constant_s)
+        dh_fast/dt = (load - h_fast) / fast_constant_s
+        dh_slow/dt = (load - h_slow) / time_constant_s
+        h          = fast_share h_fast + (1 - fast_share) h_slow
+        celsius    = idle_celsius + rise_celsius h
+        throttled while celsius >= limit_celsius
+
+    Without `rise_celsius` the clock drops at the heat of `onset_s` of full load from rest.
     """
 
     sustained: Quantity[ClockRatio] = field(name="sustained_clock_ratio")
     """Mean clock while throttled, relative to the nominal one."""
-    onset: Quantity[Moment] = field(name="onset_s")
-    """Time of full load on all cores, from idle, until the clock first drops, seconds."""
+    onset: Quantity[Moment] | None = field(name="onset_s", default=None)
+    """Time of full load on all cores, from idle, until the clock first drops, seconds; absent: it
+    follows from `rise_celsius`, which excludes it."""
     time_constant: Quantity[Seconds] = field(name="time_constant_s")
-    """Time constant of the temperature, seconds."""
+    """Time constant of the slow lag, seconds: of board and case."""
+    fast_share: Quantity[Share] | None = None
+    """Share of the rise that follows the fast lag; absent is 0, one lag."""
+    fast_constant: Quantity[Seconds] | None = field(name="fast_constant_s", default=None)
+    """Time constant of the fast lag, seconds: of the chip."""
     idle_celsius: Quantity[Celsius] | None = None
     """Temperature of the processor at rest; absent is unknown."""
+    rise_celsius: Quantity[Celsius] | None = None
+    """Temperature in the end under full load on all cores at full clock, less that at rest."""
     limit_celsius: Quantity[Celsius] | None = None
     """Temperature at which the clock drops; absent is unknown."""
+    ambient_celsius: Quantity[Celsius] | None = None
+    """Temperature of the air for which `idle_celsius` holds; absent: 22, a room."""
+
+    def __post_init__(self) -> None:
+        if (self.fast_share is None) != (self.fast_constant is None):
+            raise ValueError("fast_share and fast_constant_s belong together; state both or none")
+        if (self.onset is None) == (self.rise_celsius is None):
+            raise ValueError("must have one of onset_s and rise_celsius; the other follows from it")
+        if self.rise_celsius is not None:
+            if self.rise_celsius.value <= 0.0:
+                raise ValueError(f"rise_celsius must be positive, got {self.rise_celsius.value:g}")
+            if self.idle_celsius is None or self.limit_celsius is None:
+                raise ValueError("rise_celsius needs idle_celsius and limit_celsius; state both")
 
     @property
     def sustained_clock_ratio(self) -> float:
@@ -218,14 +247,90 @@ class Thermal(Strict, frozen=True, kw_only=True):
         return self.sustained.value
 
     @property
-    def onset_s(self) -> float:
-        """Time of full load, from idle, until the clock first drops, seconds."""
-        return self.onset.value
+    def time_constant_s(self) -> float:
+        """Time constant of the slow lag, seconds."""
+        return self.time_constant.value
 
     @property
-    def time_constant_s(self) -> float:
-        """Time constant of the temperature, seconds."""
-        return self.time_constant.value
+    def fast_lag(self) -> tuple[float, float]:
+        """Share and time constant, seconds, of the fast lag."""
+        if self.fast_share is None or self.fast_constant is None:
+            return 0.0, self.time_constant_s
+        return self.fast_share.value, self.fast_constant.value
+
+    @property
+    def limit(self) -> float:
+        """The heat at which the clock drops; above 1 it never does."""
+        rise, idle, limit = self.rise_celsius, self.idle_celsius, self.limit_celsius
+        if self.onset is not None:
+            return self.heat_after(self.onset.value)
+        assert rise is not None  # checked above
+        assert idle is not None
+        assert limit is not None
+        return max(0.0, (limit.value - idle.value) / rise.value)
+
+    @property
+    def throttles(self) -> bool:
+        """Whether full load on all cores makes it too hot."""
+        return self.limit < 1.0
+
+    @property
+    def onset_s(self) -> float:
+        """Time of full load, from idle, until the clock first drops, seconds; inf is never."""
+        if self.onset is not None:
+            return self.onset.value
+        if not self.throttles:
+            return math.inf
+        low, high = 0.0, 1.0
+        while self.heat_after(high) < self.limit:
+            high *= 2.0
+        for _ in range(60):
+            middle = (low + high) / 2.0
+            low, high = (low, middle) if self.heat_after(middle) >= self.limit else (middle, high)
+        return high
+
+    def heat_after(self, seconds: float) -> float:
+        """Return the heat after so long a full load on all cores, from rest."""
+        share, fast_s = self.fast_lag
+        slow = -math.expm1(-seconds / self.time_constant_s)
+        return share * -math.expm1(-seconds / fast_s) + (1.0 - share) * slow
+
+    def in_case(
+        self,
+        resistance: float = 1.0,
+        constant_s: float | None = None,
+        ambient_celsius: float | None = None,
+    ) -> "Thermal":
+        """Return the model of the board in another case, or with a fan, or in other air.
+
+        The rise over the air is proportional to the thermal resistance.
+
+        Args:
+            resistance: From the chip to the air, relative to the case of the profile.
+            constant_s: Time constant of the slow lag; None: that of the profile.
+            ambient_celsius: Temperature of the air; None: that of the profile.
+
+        Raises:
+            ValueError: Temperatures are needed, and the profile has none.
+        """
+        if resistance == 1.0 and constant_s is None and ambient_celsius is None:
+            return self
+        idle, rise = self.idle_celsius, self.rise_celsius
+        if idle is None or rise is None:
+            raise ValueError(
+                "another case needs idle_celsius and rise_celsius in [thermal] of the profile"
+            )
+        air = ROOM_CELSIUS if self.ambient_celsius is None else self.ambient_celsius.value
+        other = air if ambient_celsius is None else ambient_celsius
+        moved = structs.replace(idle, value=other + resistance * (idle.value - air))
+        slow = self.time_constant
+        return structs.replace(
+            self,
+            idle_celsius=moved,
+            rise_celsius=structs.replace(rise, value=resistance * rise.value),
+            time_constant=slow if constant_s is None else structs.replace(slow, value=constant_s),
+            ambient_celsius=structs.replace(moved, value=other),
+        )
 
 
 class Availability(Strict, frozen=True, kw_only=True):
@@ -237,15 +342,39 @@ class Availability(Strict, frozen=True, kw_only=True):
     """Mean length of a session, seconds, without a schedule; absent is one session per day."""
 
 
+class Power(Quantity[Watts], frozen=True, kw_only=True):
+    """A power, with the range of its sources where they differ."""
+
+    low: Watts | None = None
+    """Smallest published power, watts; absent: `value`."""
+    high: Watts | None = None
+    """Largest published power, watts; absent: `value`."""
+
+    def __post_init__(self) -> None:
+        if not self.range[0] <= self.value <= self.range[1]:
+            raise ValueError(
+                f"value must be from low to high, {self.range[0]:g} to {self.range[1]:g}, "
+                f"got {self.value:g}"
+            )
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest power, watts."""
+        return (
+            self.value if self.low is None else self.low,
+            self.value if self.high is None else self.high,
+        )
+
+
 class Energy(Strict, frozen=True, kw_only=True):
     """Power of the whole device by activity; absent is unknown."""
 
-    idle_w: Quantity[Watts] | None = None
-    train_w: Quantity[Watts] | None = None
+    idle_w: Power | None = None
+    train_w: Power | None = None
     """All cores busy."""
-    compute_w: Quantity[Watts] | None = None
+    compute_w: Power | None = None
     """The agent computes with `engine_threads`; absent: computed from `idle_w` and `train_w`."""
-    transmit_w: Quantity[Watts] | None = None
+    transmit_w: Power | None = None
     """The agent transfers a model; absent: `idle_w`."""
 
 
@@ -285,6 +414,8 @@ class Profile(Strict, frozen=True, kw_only=True):
     matrix: Quantity[Flops] | None = field(name="matrix_flops", default=None)
     """Rate of all cores together in large float32 matrix products, operations per second; absent:
     the time of a step follows from `core_speed` alone."""
+    core_matrix: Quantity[Flops] | None = field(name="core_matrix_flops", default=None)
+    """The same of one thread alone on the fastest core; absent: a share of `matrix_flops`."""
     moved: Quantity[BytesPerSecond] | None = field(name="memory_bytes_per_s", default=None)
     """Rate at which all cores together read and write main memory, bytes/s; absent: unlimited."""
     scaling: Quantity[Efficiency] | None = field(name="thread_scaling", default=None)
@@ -314,6 +445,14 @@ class Profile(Strict, frozen=True, kw_only=True):
         if busiest >= self.cores:
             raise ValueError(
                 f"background_load must be less than the {self.cores} cores, got {busiest}"
+            )
+        one, all_cores = self.core_matrix, self.matrix
+        if one is not None and all_cores is None:
+            raise ValueError("core_matrix_flops needs matrix_flops, got none; state both")
+        if one is not None and all_cores is not None and one.value > all_cores.value:
+            raise ValueError(
+                f"core_matrix_flops must be at most matrix_flops, {all_cores.value:g}, "
+                f"got {one.value:g}"
             )
 
     @property

@@ -115,7 +115,7 @@ class DeviceTracks:
     available: Series
     """1 while the device is available, otherwise 0."""
     thermal: Thermal | None
-    """None is no throttling."""
+    """None is no throttling, also of a device that stays below its limit under full load."""
 
 
 def device_tracks(
@@ -149,13 +149,14 @@ def device_tracks(
             return Series.constant(default)
         return _schedule(number, column, read_trace, stream, start)
 
+    thermal = profile.thermal if profile else None
     return DeviceTracks(
         clock_ratio=follow(profile.clock if profile else None, "clock_ratio", 1.0),
         background_load=follow(profile.busy if profile else None, "background_load", 0.0),
         available=_availability(
             profile.availability if profile else None, read_trace, streams.pop()
         ),
-        thermal=profile.thermal if profile else None,
+        thermal=thermal if thermal is not None and thermal.throttles else None,
         link=None
         if link is None
         else LinkTracks(

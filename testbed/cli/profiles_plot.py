@@ -122,6 +122,8 @@ def _of_tracks(tracks: DeviceTracks) -> dict[str, Series]:
 
 def under_full_load(thermal: Thermal) -> Series:
     """Return the mean clock ratio of an idle device after the start of full load on all cores."""
+    if not thermal.throttles:
+        return Series((0.0,), (1.0,), LEAST_HEAT_S)
     end = max(LEAST_HEAT_S, ONSET_MULTIPLE * thermal.onset_s)
     if thermal.onset_s == 0.0:
         return Series((0.0,), (thermal.sustained_clock_ratio,), end)

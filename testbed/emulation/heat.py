@@ -1,11 +1,8 @@
 """Thermal model of a device: it heats up under load, and a hot device lowers its clock.
 
-Heat h is a share: 0 at rest, 1 in the steady state under full load on all cores. It follows the
-load with a first-order lag. The clock is lowered while h is at least the value that `onset_s` of
-full load reaches from rest:
-
-    dh/dt = (load - h) / time_constant_s
-    throttled while h >= 1 - exp(-onset_s / time_constant_s)
+Heat h is a share: 0 at rest, 1 in the steady state under full load on all cores. A part of it
+follows the load within seconds, the rest within minutes (`profiles.schema.Thermal` states the
+equations). The clock is lowered while h is at least `Thermal.limit`.
 
 The solution is exact under constant load, so the result does not depend on the update interval.
 """
@@ -23,8 +20,10 @@ class Heat:
     thermal: Thermal
     now: float = 0.0
     """Seconds on the device's own clock."""
-    share: float = 0.0
-    """h."""
+    slow: float = 0.0
+    """Heat of board and case, a share."""
+    fast: float = 0.0
+    """Heat of the chip over its board, a share."""
 
     def advance(self, now: float, load: float) -> None:
         """Advance to `now`.
@@ -33,15 +32,21 @@ class Heat:
             now: Seconds, not before the last call.
             load: Share of all cores that were busy since the last call; clipped to 0 to 1.
         """
-        load = min(max(load, 0.0), 1.0)
-        decay = exp(-max(0.0, now - self.now) / self.thermal.time_constant_s)
-        self.share = load + (self.share - load) * decay
+        load, passed = min(max(load, 0.0), 1.0), max(0.0, now - self.now)
+        self.slow = load + (self.slow - load) * exp(-passed / self.thermal.time_constant_s)
+        self.fast = load + (self.fast - load) * exp(-passed / self.thermal.fast_lag[1])
         self.now = now
+
+    @property
+    def share(self) -> float:
+        """The heat h."""
+        fast_share = self.thermal.fast_lag[0]
+        return fast_share * self.fast + (1.0 - fast_share) * self.slow
 
     @property
     def is_throttled(self) -> bool:
         """Whether heat lowers the clock."""
-        return self.share >= self._limit
+        return self.share >= self.thermal.limit
 
     @property
     def clock_ratio(self) -> float:
@@ -51,11 +56,16 @@ class Heat:
     @property
     def celsius(self) -> float | None:
         """Temperature of the processor; None where the profile lacks one of its limits."""
-        idle, limit = self.thermal.idle_celsius, self.thermal.limit_celsius
-        if idle is None or limit is None or self._limit == 0.0:
+        idle, rise, limit = (
+            None if number is None else number.value
+            for number in (
+                self.thermal.idle_celsius,
+                self.thermal.rise_celsius,
+                self.thermal.limit_celsius,
+            )
+        )
+        if idle is not None and rise is not None:
+            return idle + rise * self.share
+        if idle is None or limit is None or self.thermal.limit == 0.0:
             return None
-        return idle.value + (limit.value - idle.value) * self.share / self._limit
-
-    @property
-    def _limit(self) -> float:
-        return 1.0 - exp(-self.thermal.onset_s / self.thermal.time_constant_s)
+        return idle + (limit - idle) * self.share / self.thermal.limit

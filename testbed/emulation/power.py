@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # an agent reads no profile
@@ -48,6 +49,25 @@ def phase_power(profile: "Profile | None") -> PhasePower:
     powers = phase_powers(numbers, np.float64(profile.engine_threads / profile.cores))
     transfer_w, compute_w = (None if np.isnan(watts) else float(watts) for watts in powers)
     return PhasePower(transfer_w, compute_w)
+
+
+def phase_power_range(profile: "Profile") -> tuple[PhasePower, PhasePower]:
+    """Return the smallest and the largest power by phase that the sources of a profile state.
+
+    Energy is proportional to power, so it has the same relative interval.
+    """
+    energy, found = profile.energy, []
+    for end in (0, 1):
+        powers = None if energy is None else energy
+        if powers is not None:
+            ends = {
+                key: structs.replace(item, value=item.range[end], low=None, high=None)
+                for key in POWERS
+                if (item := getattr(powers, key)) is not None
+            }
+            powers = structs.replace(powers, **ends)
+        found.append(phase_power(structs.replace(profile, energy=powers)))
+    return found[0], found[1]
 
 
 def phase_powers(

@@ -6,43 +6,98 @@ can. So a training step takes at least as long as its arithmetic and its memory 
 
     k          = min(engine threads, free cores)
     one speed  = reference cost / (core_speed k e(k))
-    several    = conv flop / (CONVOLUTION r) + matrix flop / (MATRIX r) + bytes / memory rate
-    r          = matrix_flops k / cores
+    r          = core_matrix_flops k (1 - (1 - s) (k - 1) / (cores - 1))
+    s          = matrix_flops / (cores core_matrix_flops)
+    several    = sum over kinds of operations: flop / (share r)  +  bytes / (share memory rate)
     step       = max(one speed, several)
 
 or as long as the published measurement of its class of model. The result is one number per task
 and device, the speed of a core at this task, so that nothing else of the emulation changes.
 
+A step reads and writes main memory far below the rate of a copy: a framework passes over all
+activations for each small operation. Inference libraries join these operations, so a forward pass
+alone has other shares.
+
 Source:
-    Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009; here the two times add up, as
+    Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009; here the times add up, as
     layers of a small model are bound by one or the other.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
 from fairbed.profiles import Profile, Quantity, StepTime
 from fairbed.testbed.emulation.work import StepWork
 
-CONVOLUTION, MATRIX = 0.51, 0.9
-"""Shares of the rate of large matrix products that convolutions and products of a training step
-reach: `fairbed bench boards` and docs/profiles.md."""
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the rates of large matrix products, and of copying, that an engine reaches."""
+
+    convolution: float
+    """Dense convolutions."""
+    grouped: float
+    """Convolutions of several groups; none is published, so it is between the others."""
+    depthwise: float
+    """Convolutions of one group per channel."""
+    matrix: float
+    """Matrix products of all kinds."""
+    memory: float
+    """Bytes of all operations, as if none stayed in a cache."""
 
 
-def several_speeds_s(profile: Profile, work: StepWork, batch_size: int) -> float | None:
-    """Return the least time of a step by arithmetic and memory, seconds.
+TRAINING = Shares(convolution=0.66, grouped=0.063, depthwise=0.006, matrix=2.0, memory=0.17)
+"""Training with PyTorch: `fairbed bench boards` and docs/profiles.md. Above 1 because
+`matrix_flops` is from Linpack, which the memory of a board slows."""
+
+INFERENCE = Shares(convolution=1.36, grouped=0.27, depthwise=0.052, matrix=2.0, memory=2.96)
+"""A forward pass of an inference library: fast algorithms multiply less than is counted, and
+joined operations stay in the caches."""
+
+
+def matrix_rate(profile: Profile, threads: float) -> float | None:
+    """Return the rate of threads in large matrix products, operations per second.
 
     Returns:
         None if the profile has no `matrix_flops`.
     """
     if profile.matrix is None:
         return None
-    threads = min(float(profile.engine_threads), profile.free_cores)
-    rate = profile.matrix.value * threads / profile.cores
-    arithmetic_s = work.convolutions / (CONVOLUTION * rate) + work.products / (MATRIX * rate)
+    all_cores, cores = profile.matrix.value, profile.cores
+    if profile.core_matrix is None or cores == 1:
+        return all_cores * threads / cores
+    one = profile.core_matrix.value
+    scaling = all_cores / (cores * one)
+    return one * threads * (1.0 - (1.0 - scaling) * max(0.0, threads - 1.0) / (cores - 1))
+
+
+def several_speeds_s(
+    profile: Profile, work: StepWork, batch_size: int, shares: Shares = TRAINING
+) -> float | None:
+    """Return the least time of a step by arithmetic and memory, seconds.
+
+    Args:
+        profile: The device.
+        work: Arithmetic and memory traffic of the step.
+        batch_size: Examples of the step.
+        shares: Of the engine.
+
+    Returns:
+        None if the profile has no `matrix_flops`.
+    """
+    rate = matrix_rate(profile, min(float(profile.engine_threads), profile.free_cores))
+    if rate is None:
+        return None
+    arithmetic_s = (
+        work.conv_flops / shares.convolution
+        + work.grouped_flops / shares.grouped
+        + work.depthwise_flops / shares.depthwise
+        + work.products / shares.matrix
+    ) / rate
     moved = work.moved_bytes * batch_size + work.fixed_bytes
-    memory_s = 0.0 if profile.moved is None else moved / profile.moved.value
+    memory_s = 0.0 if profile.moved is None else moved / (shares.memory * profile.moved.value)
     return arithmetic_s * batch_size + memory_s
 
 

@@ -179,6 +179,14 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     `drop-tail`."""
     congestion: Congestion = "cubic"
     """TCP congestion control of the devices, for their uploads."""
+    ambient_celsius: Annotated[float, Meta(ge=-60.0, le=100.0)] | None = None
+    """Temperature of the air around the devices; not set: that of the profile, 22 if it has none.
+    Needs `[thermal]` with `rise_celsius` in the profile, like the next two."""
+    case_resistance: Annotated[float, Meta(gt=0.0, le=20.0)] = 1.0
+    """Thermal resistance from the processor to the air, relative to the case of the profile; a fan
+    or heatsink is below 1, a closed case above."""
+    case_constant_s: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
+    """Time constant of the case, seconds; not set: `thermal.time_constant_s` of the profile."""
     outage: tuple[OutageConfig, ...] = ()
     malicious: MaliciousConfig | None = None
     """not set: all devices are honest."""

@@ -512,9 +512,30 @@ def _profiles(group: FleetConfig, rng: np.random.Generator) -> list[Profile | No
         found = [profiles.load(group.profile)] * group.size
     else:
         return [None] * group.size
+    found = [_in_case(profile, group) for profile in found]
     if not group.always_available:
         return [*found]
     return [msgspec.structs.replace(profile, availability=None) for profile in found]
+
+
+def _in_case(profile: Profile, group: FleetConfig) -> Profile:
+    """Return the profile in the case and the air of its group.
+
+    Raises:
+        ExperimentError: The profile has no temperatures.
+    """
+    changed = (group.case_resistance, group.case_constant_s, group.ambient_celsius)
+    if changed == (1.0, None, None):
+        return profile
+    if profile.thermal is None:
+        raise ExperimentError(
+            f"fleet: ambient_celsius and the keys of the case need [thermal] in {profile.name}, "
+            "got none; remove them, or add the section to the profile"
+        )
+    try:
+        return msgspec.structs.replace(profile, thermal=profile.thermal.in_case(*changed))
+    except ValueError as exc:
+        raise ExperimentError(f"fleet: {profile.name}: {exc}") from None
 
 
 def _traced(link: Link | None, name: str, read_trace: TraceReader) -> Link:

@@ -25,6 +25,7 @@ from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.policy.factories import make_pseudo_gradient
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
+from fairbed.coordinator.task.recipes import MODELS
 from fairbed.testbed.backends.choice import BackendChoice
 from fairbed.testbed.emulation.capacity import (
     RESERVE_CORES,
@@ -34,6 +35,7 @@ from fairbed.testbed.emulation.capacity import (
     has_enough_cores,
 )
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
+from fairbed.testbed.emulation.power import phase_power, phase_power_range
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
@@ -162,6 +164,57 @@ def defaults_of(group: FleetConfig) -> str | None:
     return (
         f"{group.profile}: unknown numbers have default values: {values}; measure them with "
         "fairbed record, or take them from another profile with its --like"
+    )
+
+
+def mixed_speeds(experiment: Experiment) -> str | None:
+    """Return one line if the speeds of some boards are measured and of others estimated.
+
+    None for a shipped model, which needs `core_speed` only.
+    """
+    if experiment.model.name in MODELS and experiment.model.like is None:
+        return None
+    names = dict.fromkeys(group.profile for group in experiment.fleet if group.profile is not None)
+    rates = {
+        name: [rate for rate in (p.matrix, p.core_matrix, p.moved) if rate is not None]
+        for name in names
+        if (p := profiles.load(name)) is not None
+    }
+    estimated = {
+        name: sum(rate.tag == "estimated" for rate in found) for name, found in rates.items()
+    }
+    some = [name for name, count in estimated.items() if count]
+    if not some or len(some) == len(rates):
+        return None
+    return (
+        f"{', '.join(some)}: some speeds are estimated from other boards, while those of "
+        f"{', '.join(name for name in rates if name not in some)} are measured, so devices of "
+        "about the same speed may be in the wrong order; fairbed profiles show NAME states each "
+        "error"
+    )
+
+
+def energy_interval(experiment: Experiment) -> str | None:
+    """Return one line with the interval of joules of devices whose powers differ by source."""
+    parts = []
+    for name in dict.fromkeys(g.profile for g in experiment.fleet if g.profile is not None):
+        profile = profiles.load(name)
+        stated, ends = phase_power(profile), phase_power_range(profile)
+        shares = []
+        for phase in ("transfer_w", "compute_w"):
+            watts, low, high = (getattr(power, phase) for power in (stated, *ends))
+            if watts and low is not None and high is not None and (low, high) != (watts, watts):
+                shares.append(
+                    f"{phase.removesuffix('_w')} {100 * (low / watts - 1):+.0f} to "
+                    f"{100 * (high / watts - 1):+.0f} %"
+                )
+        if shares:
+            parts.append(f"{name}: {', '.join(shares)}")
+    if not parts:
+        return None
+    return (
+        "published powers differ, so the joules of an exchange have these intervals: "
+        f"{'; '.join(parts)}"
     )
 
 
@@ -307,6 +360,10 @@ def settings_findings(
     for line in dict.fromkeys(map(defaults_of, experiment.fleet)):
         if line is not None:
             yield PreflightFinding("unknown-numbers", line, "warning")
+    if (mixed := mixed_speeds(experiment)) is not None:
+        yield PreflightFinding("estimated-speeds", mixed, "warning")
+    if (interval := energy_interval(experiment)) is not None:
+        yield PreflightFinding("energy", interval)
 
 
 def source_findings(inputs: Inputs) -> Iterator[PreflightFinding]:

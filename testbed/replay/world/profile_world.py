@@ -284,7 +284,9 @@ class ProfileWorld:
         return {
             "down": self._down.to_state(),
             "up": self._up.to_state(),
-            "heats": {str(row): [heat.now, heat.share] for row, heat in self._heats.items()},
+            "heats": {
+                str(row): [heat.now, heat.slow, heat.fast] for row, heat in self._heats.items()
+            },
             "is_warm": self._is_warm.tobytes(),
             "asked_in": self._dispatched_in.tobytes(),
             "holds": self._held_version.tobytes(),
@@ -299,8 +301,9 @@ class ProfileWorld:
         self._probes.take_faults()  # those of the first probes are in the store
         self._down.load_state(state["down"])
         self._up.load_state(state["up"])
-        for row, (now, share) in state["heats"].items():
-            self._heats[int(row)].now, self._heats[int(row)].share = now, share
+        for row, (now, slow, fast) in state["heats"].items():
+            heat = self._heats[int(row)]
+            heat.now, heat.slow, heat.fast = now, slow, fast
         self._is_warm = np.frombuffer(state["is_warm"], dtype=np.bool_).copy()
         self._dispatched_in = np.frombuffer(state["asked_in"], dtype=np.int64).copy()
         self._held_version = np.frombuffer(state["holds"], dtype=np.int64).copy()

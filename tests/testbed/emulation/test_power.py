@@ -5,15 +5,14 @@ from msgspec import structs
 
 from fairbed import profiles
 from fairbed.profiles import Profile
-from fairbed.profiles.quantities import Quantity
-from fairbed.profiles.schema import Energy
-from fairbed.testbed.emulation.power import UNKNOWN, PhasePower, phase_power
+from fairbed.profiles.schema import Energy, Power
+from fairbed.testbed.emulation.power import UNKNOWN, PhasePower, phase_power, phase_power_range
 
 
 def profile(threads: int = 1, **energy: float) -> Profile:
     """Return a Raspberry Pi 4B, of four cores, with these powers."""
     powers = {
-        name: Quantity(value=watts, tag="literature", source="made up")
+        name: Power(value=watts, tag="literature", source="made up")
         for name, watts in energy.items()
     }
     board = profiles.load("raspberry-pi-4b")
@@ -45,3 +44,25 @@ def test_power_grows_linearly_with_the_busy_cores(
     device: Profile | None, power: PhasePower
 ) -> None:
     assert phase_power(device) == power
+
+
+def test_power_has_the_interval_of_its_sources() -> None:
+    found = profile(idle_w=2.0, train_w=6.0)
+    assert found.energy is not None
+    assert found.energy.idle_w is not None
+    assert phase_power_range(found) == (PhasePower(2.0, 3.0), PhasePower(2.0, 3.0))
+    wide = structs.replace(found.energy.idle_w, low=1.0, high=3.0)
+    device = structs.replace(found, energy=structs.replace(found.energy, idle_w=wide))
+    assert phase_power_range(device) == (PhasePower(1.0, 2.25), PhasePower(3.0, 3.75))
+    with pytest.raises(ValueError, match="value must be from low to high, 3 to 4, got 2"):
+        Power(value=2.0, low=3.0, high=4.0, tag="literature", source="made up")
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_boards_of_the_library_have_a_power_of_transfers(name: str) -> None:
+    energy = profiles.load(name).energy
+    if energy is None:
+        return
+    assert energy.idle_w is not None
+    assert energy.transmit_w is not None
+    assert energy.idle_w.value < energy.transmit_w.value

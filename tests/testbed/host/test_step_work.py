@@ -95,6 +95,20 @@ def test_a_module_is_counted_like_a_graph() -> None:
     assert work.moved_bytes >= 4 * (4 * 30 + 30 * 7 + 4 * 7)
 
 
+@pytest.mark.parametrize(
+    ("groups", "kind"), [(1, "conv_flops"), (2, "grouped_flops"), (8, "depthwise_flops")]
+)
+def test_convolutions_of_a_module_are_counted_by_their_groups(groups: int, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    from fairbed.testbed.host.torch_work import counted
+
+    torch.manual_seed(0)
+    layer, x = torch.nn.Conv2d(8, 8, 3, groups=groups), torch.zeros(2, 8, 5, 5)
+    work = counted(lambda: layer(x).sum().backward())
+    assert getattr(work, kind) == 2 * 2 * (2 * 8 * 9) * (8 // groups * 9), "no gradient of x"
+    assert work.convolutions == getattr(work, kind)
+
+
 @pytest.mark.slow
 @pytest.mark.full
 def test_zeros_between_joined_pictures_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
