@@ -103,6 +103,19 @@ class BaseFiles:
             self._offer(path, self._links / path.name)
         _bound(self.folder, self._max_bytes, keep=path)
 
+    def receive(self, base: Base, blob: memoryview) -> None:
+        """Write a base that another machine has sent, unless it is here.
+
+        Raises:
+            BaseMissing: It is another one.
+            OSError: The disk is full, or the folder cannot be written.
+        """
+        if hashlib.sha256(blob).digest() != base.sha256:
+            raise BaseMissing(
+                f"base {base.sha256.hex()[:12]}: must have the hash of the task, got another one"
+            )
+        self.put(base.sha256, [blob])
+
     @staticmethod
     def _link(found: Path, to: Path, sha256: bytes) -> bool:
         """Make a link to the file that another device has written; return whether it is right."""

@@ -97,8 +97,8 @@ def _examples(options: argparse.Namespace) -> int:
     possible = (f"{options.name}{suffix}" for suffix in ("", ".toml", ".ipynb"))
     found = next((name for name in possible if name in files), None)
     if found is None:
-        names = ", ".join(sorted({*files, *apps}))
-        raise UsageError(f"examples: no example {options.name!r}; there are: {names}")
+        known = ", ".join(sorted({*files, *apps}))
+        raise UsageError(f"examples: no example {options.name!r}; there are: {known}")
     text = files[found].read_text(encoding="utf-8")
     base = _BASE.search(text)  # of a grid: the experiment that its arms change
     names = [found] if base is None else [found, base[1]]
