@@ -1,6 +1,7 @@
 """Every fault of tools/faults.toml can be injected in this tree."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,17 @@ HALF = Fault(
 )
 
 
+@cache
+def sound(file: str) -> tuple[str, str]:
+    """Return the text of a file, and the tree of its code."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return text, ast.dump(ast.parse(text))
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_fault_can_be_injected_and_compiles(fault: Fault) -> None:
-    text = (ROOT / fault.file).read_text(encoding="utf-8")
-    faulty = fault.injected(text)
-    assert ast.dump(ast.parse(faulty)) != ast.dump(ast.parse(text))
+    text, tree = sound(fault.file)
+    assert ast.dump(ast.parse(fault.injected(text))) != tree
     assert not [test for test in fault.tests if not (ROOT / test).exists()]
 
 

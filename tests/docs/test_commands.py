@@ -4,12 +4,13 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fairbed.device_agent.cli import COMMANDS, RUN
-from fairbed.device_agent.cli import make_parser as agent_parser
+from fairbed.device_agent.cli import make_parser as make_agent_parser
 from fairbed.testbed.cli.main import make_parser
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.shape.options import split_command
@@ -21,6 +22,9 @@ INLINE = re.compile(r"`((?:sudo )?fairbed [^`]+)`")
 PLACEHOLDER = re.compile(r"[A-Z]{3,}|\.\.\.|[<\[|*]")
 """What stands for something else: FILE, <id>, [options]."""
 
+
+agent_parser, fairbed_parser = cache(make_agent_parser), cache(make_parser)
+"""To make a parser takes much longer than to use it."""
 
 INCOMPLETE = ("the following arguments are required", "expected one argument")
 
@@ -56,7 +60,7 @@ def test_a_command_is_accepted(page: str, line: str, capsys: pytest.CaptureFixtu
     is_agent = words[0] == "device-agent"
     own = words[1:] if is_agent else split_command(words[1:])[0]
     named = own.pop(0) if is_agent and own and own[0] in COMMANDS else RUN
-    parser = agent_parser(named) if is_agent else make_parser()
+    parser = agent_parser(named) if is_agent else fairbed_parser()
     options, code = argparse.Namespace(command=None), 0
     try:
         options = parser.parse_args(own)

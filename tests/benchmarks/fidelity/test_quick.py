@@ -68,14 +68,17 @@ def leftovers() -> list[str]:
     return processes + [str(path) for path in own_networks()]
 
 
+OF_CONTAINER = {"cpu", "transfer", "loss"}
+
+
 @pytest.mark.parametrize("backend", ["container"], indirect=True)
 def test_processor_and_link_of_a_container_are_measured_and_nothing_stays(
     backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has the network and the groups of a namespace: the test below does the rest."""
-    rows = bench(capsys, "--backend", backend, "--quantity", "cpu,transfer,loss")
+    rows = bench(capsys, "--backend", backend, "--quantity", ",".join(OF_CONTAINER))
     check(rows)
-    assert {row["group"] for row in rows} == {"cpu", "transfer", "loss"}
+    assert {row["group"] for row in rows} == OF_CONTAINER
     assert {row["backend"] for row in rows} == {backend}
     assert leftovers() == []
 
@@ -88,9 +91,14 @@ def test_processor_and_link_of_a_container_are_measured_and_nothing_stays(
 def test_every_quantity_is_measured_and_nothing_stays(
     backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = bench(capsys, "--backend", backend, "--attempts", "1")
+    groups = set(GROUPS)
+    if backend == "namespace" and anyio.run(problem, "container") is None:
+        groups -= OF_CONTAINER  # measured above, with the same network and the same groups
+    rows = bench(
+        *(capsys, "--backend", backend, "--attempts", "1", "--quantity", ",".join(sorted(groups)))
+    )
     check(rows)
-    assert {row["group"] for row in rows} == set(GROUPS)
+    assert {row["group"] for row in rows} == groups
     assert {row["backend"] for row in rows} == {backend}
     assert leftovers() == []
     links = [row for row in rows if "Mbit/s" in row["quantity"] and row["achieved"] is not None]

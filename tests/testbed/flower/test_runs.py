@@ -48,10 +48,12 @@ def experiment(python: str, app: Path, settings: Mapping[str, Any]) -> dict[str,
         "emulation": {"backend": "process"},
         "selection": {"policy": "app"},
         "round": {"deadline_s": 60.0},
-        "fleet": [{"name": "pi", "count": DEVICES}],
+        "fleet": [{"name": "pi", "count": settings.get("devices", DEVICES)}],
         "flower": {"app": str(app), "python": python, "config": {}, "timeout_s": 60.0},
     }
     for key, value in settings.items():
+        if key == "devices":
+            continue
         table, _, name = key.partition(".")
         if name.startswith("config."):
             found[table]["config"][name.removeprefix("config.")] = value
@@ -137,20 +139,6 @@ def test_a_guarantee_counts_with_a_policy_of_ours(run_app: RunApp) -> None:
     assert scored == [(1, 3), (2, 3), (3, 3), (4, 3)]
 
 
-def test_floats_are_merged_by_our_rule(run_app: RunApp) -> None:
-    run = run_app({"flower.merge": "ours", "aggregation.rule": "fedavg", "aggregation.raw": "max"})
-    checkpoint = stored_checkpoint(run.folder)
-    assert checkpoint is not None
-    assert checkpoint.model.shape == (2000,)
-    assert np.all(checkpoint.model == 3.0)
-    assert np.array_equal(arrays(run.folder)[0], [3, 3, 3])
-    assert run.summary.aggregation.rule == "fedavg"
-    with RunReader(run.folder) as reader:
-        offered = [command for _, _, command in next_commands(result_of(reader))]
-    assert offered
-    assert not any("replay" in command for command in offered), "it would be refused"
-
-
 def test_a_client_that_ends_fails_its_exchange_alone(run_app: RunApp) -> None:
     run = run_app({"flower.config.what": "crashes"})
     states = dict(
@@ -183,10 +171,13 @@ def test_an_app_with_its_own_loop(run_app: RunApp) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"flower.config.what": "raises"}, r"app: ValueError: the second round is cursed"),
-        ({"flower.config.what": "ends"}, r"app: must train devices"),
         (
-            {"flower.config.what": "hangs", "flower.timeout_s": 1.0},
+            {"flower.config.what": "raises", "devices": 2},
+            r"app: ValueError: the second round is cursed",
+        ),
+        ({"flower.config.what": "ends", "devices": 1}, r"app: must train devices"),
+        (
+            {"flower.config.what": "hangs", "flower.timeout_s": 1.0, "devices": 1},
             r"app: must push messages, or end within 1 s \(flower.timeout_s\)",
         ),
         (
@@ -272,11 +263,12 @@ def test_a_killed_run_goes_on_from_the_last_arrays(
     assert "lost" in text
 
 
-def test_a_killed_run_whose_floats_we_merge_goes_on(
+def test_a_killed_run_whose_floats_we_merge_by_our_rule_goes_on(
     tmp_path: Path, run_app: RunApp, flower_python: str
 ) -> None:
     settings = {
         "flower.merge": "ours",
+        "aggregation.rule": "fedavg",
         "aggregation.raw": "max",
         "selection.policy": "rbcs-f",
         "selection.per_round": 2,
@@ -289,11 +281,17 @@ def test_a_killed_run_whose_floats_we_merge_goes_on(
     assert run.status == "done"
     checkpoint = stored_checkpoint(folder)
     assert checkpoint is not None
+    assert checkpoint.model.shape == (2000,)
     assert np.all(checkpoint.model == 30.0)
     assert np.array_equal(arrays(folder)[0], [30, 30, 30])
     cohorts = rows(run, "SELECT round, count(*) FROM exchange GROUP BY round")
     assert cohorts == [(number, 2) for number in range(1, 31)]
     assert run.summary.fairness.invariant_holds is True
+    assert run.summary.aggregation.rule == "fedavg"
+    with RunReader(run.folder) as reader:
+        offered = [command for _, _, command in next_commands(result_of(reader))]
+    assert offered
+    assert not any("replay" in command for command in offered), "it would be refused"
 
 
 def _with_argument(text: str) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""Twenty agents serve ten runs in turn, whatever ends meanwhile: no hand touches a device."""
+"""The same agents serve several runs in turn, whatever ends meanwhile: no hand touches a device."""
 
 import json
 import os

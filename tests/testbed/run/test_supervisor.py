@@ -57,7 +57,7 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
 @pytest.mark.alone
 def test_relative_speeds_of_devices_are_those_of_their_profiles(tmp_path: Path) -> None:
     # So slow that other load cannot delay them: each needs a few hundredths of a core.
-    with running(tmp_path, 3, 20, EMULATED.format(host_core_speed=10.0)) as run:
+    with running(tmp_path, 2, 20, EMULATED.format(host_core_speed=10.0)) as run:
         code, out, err = run.finish()
     assert code == 0, err
     profiles = json.loads(out)["profiles"]
@@ -86,7 +86,7 @@ def test_dilated_time_leaves_all_durations_unchanged(tmp_path: Path) -> None:
         sections = EMULATED.format(host_core_speed=6.0).replace("[emulation]", emulation)
         folder = tmp_path / str(dilation)
         folder.mkdir()
-        with running(folder, 3, 15, sections) as run:
+        with running(folder, 2, 15, sections) as run:
             code, out, err = run.finish()
         assert code == 0, err
         summary = json.loads(out)
@@ -261,7 +261,7 @@ async def test_a_second_run_on_the_same_broker_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process_and_resumes_its_open_round(
     signal_number: int, tmp_path: Path
 ) -> None:
@@ -313,10 +313,7 @@ def test_sigterm_ends_a_run_within_seconds_whatever_hangs(
         assert reader.run().status == "stopped"
 
 
-@pytest.mark.parametrize(
-    "moment_s",
-    [pytest.param(0.0, marks=pytest.mark.full), 0.5, pytest.param(1.5, marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("moment_s", [0.0, 1.0])
 @pytest.mark.full
 def test_ctrl_c_soon_after_the_start_leaves_nothing(moment_s: float, tmp_path: Path) -> None:
     with running(tmp_path) as run:
