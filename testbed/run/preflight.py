@@ -175,22 +175,18 @@ def mixed_speeds(experiment: Experiment) -> str | None:
     if experiment.model.name in MODELS and experiment.model.like is None:
         return None
     names = dict.fromkeys(group.profile for group in experiment.fleet if group.profile is not None)
-    rates = {
-        name: [rate for rate in (p.matrix, p.core_matrix, p.moved) if rate is not None]
-        for name in names
-        if (p := profiles.load(name)) is not None
-    }
-    estimated = {
-        name: sum(rate.tag == "estimated" for rate in found) for name, found in rates.items()
-    }
-    some = [name for name, count in estimated.items() if count]
-    if not some or len(some) == len(rates):
+    estimated, measured = list[str](), list[str]()
+    for name in names:
+        profile = profiles.load(name)
+        rates = (profile.matrix, profile.core_matrix, profile.moved)
+        is_estimated = any(rate is not None and rate.tag == "estimated" for rate in rates)
+        (estimated if is_estimated else measured).append(name)
+    if not estimated or not measured:
         return None
     return (
-        f"{', '.join(some)}: some speeds are estimated from other boards, while those of "
-        f"{', '.join(name for name in rates if name not in some)} are measured, so devices of "
-        "about the same speed may be in the wrong order; fairbed profiles show NAME states each "
-        "error"
+        f"{', '.join(estimated)}: some speeds are estimated from other boards, while those of "
+        f"{', '.join(measured)} are measured, so devices of about the same speed may be in the "
+        "wrong order; fairbed profiles show NAME states each error"
     )
 
 

@@ -169,6 +169,8 @@ def _measured(key: str, finding: Finding, identity: Identity) -> Any:
 def _is_of_base(key: str, section: str, findings: Findings) -> bool:
     if key in findings.examined or section in findings.examined:
         return False
+    if key == "core_matrix_flops" and "matrix_flops" in findings.found:
+        return False  # two rates of one processor
     return section not in LINKED_SECTIONS or not any(
         found.startswith(f"{section}.") for found in findings.found
     )

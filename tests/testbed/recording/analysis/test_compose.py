@@ -181,3 +181,13 @@ def test_the_series_of_a_base_is_taken_over(tmp_path: Path) -> None:
     found = _findings()
     del found.found["background_load"]
     assert _written(tmp_path, compose(IDENTITY, found, base)).busy.series == steps
+
+
+def test_both_rates_of_matrix_products_come_from_one_source(tmp_path: Path) -> None:
+    base = profiles.load("raspberry-pi-5")
+    assert _written(tmp_path, compose(IDENTITY, _findings(), base)).core_matrix is not None
+    found = _findings()
+    found.add("matrix_flops", 5e9, "seen")
+    slow = _written(tmp_path, compose(IDENTITY, found, base))
+    assert slow.matrix is not None
+    assert (slow.matrix.value, slow.core_matrix) == (5e9, None)
