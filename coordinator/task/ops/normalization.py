@@ -28,11 +28,12 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
     if not training:
         raise unsupported(node, f"must be training, got training={training}")
     graph, value = lowering.graph, lowering.value(x)
-    channels = static_shape(x, 1)[0]
-    axes = [0, *range(2, len(shape_of(x)))]
-    flat = graph.ints([channels])
-    centred, mean, variance, inverse = _moments(lowering, value, axes, epsilon)
-    mean, variance = graph.op("Reshape", mean, flat), graph.op("Reshape", variance, flat)
+    channels, rank = static_shape(x, 1)[0], len(shape_of(x))
+    over = graph.ints([0, *range(2, rank)])
+    mean = graph.op("ReduceMean", value, over, keepdims=0)
+    centred = _centred(lowering, value, mean, rank)
+    squares = graph.op("Mul", centred, centred)
+    variance = graph.op("ReduceMean", squares, over, keepdims=0)
     scale, shift = _scale_and_shift(lowering, x, weight, bias)
     zeros = graph.constant(np.zeros(channels, np.float32))
     result = graph.op("BatchNormalization", centred, scale, shift, zeros, variance, epsilon=epsilon)
@@ -42,7 +43,7 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
     return (
         result,
         mean,
-        graph.op("Reshape", inverse, flat),
+        _inverse_deviation(lowering, variance, epsilon),
         _updated(lowering, mean_node, mean, momentum),
         _updated(lowering, variance_node, graph.op("Mul", variance, unbiased), momentum),
     )
@@ -108,13 +109,12 @@ def _batch_norm_backward(lowering: Lowering, node: fx.Node) -> Value:
         mean, inverse = lowering.value(mean_node), lowering.value(inverse_node)
     else:
         mean, variance = lowering.value(running_mean), lowering.value(running_variance)
-        shifted = graph.op("Add", variance, _scalar(lowering, epsilon))
-        inverse = graph.op("Reciprocal", graph.op("Sqrt", shifted))
+        inverse = _inverse_deviation(lowering, variance, epsilon)
     factor = inverse
     if weight is not None:
         factor = graph.op("Mul", inverse, lowering.value(weight))
     total = graph.op("ReduceSum", g, axes, keepdims=0)
-    centred = graph.op("Sub", value, graph.op("Reshape", mean, column))
+    centred = _centred(lowering, value, mean, rank)
     slope = graph.op("ReduceSum", graph.op("Mul", g, centred), axes, keepdims=0)
     weight_gradient = graph.op("Mul", slope, inverse)
     if not training:
@@ -221,8 +221,19 @@ def _moments(
     mean = graph.op("ReduceMean", value, over, keepdims=1)
     centred = graph.op("Sub", value, mean)
     variance = graph.op("ReduceMean", graph.op("Mul", centred, centred), over, keepdims=1)
+    return centred, mean, variance, _inverse_deviation(lowering, variance, epsilon)
+
+
+def _inverse_deviation(lowering: Lowering, variance: str, epsilon: float) -> str:
+    graph = lowering.graph
     deviation = graph.op("Sqrt", graph.op("Add", variance, _scalar(lowering, epsilon)))
-    return centred, mean, variance, graph.op("Reciprocal", deviation)
+    return graph.op("Reciprocal", deviation)
+
+
+def _centred(lowering: Lowering, value: str, mean: str, rank: int) -> str:
+    """Return x minus a mean per channel; forward and backward share it, and free x."""
+    column = lowering.graph.ints([1, -1, *[1] * (rank - 2)])
+    return lowering.graph.op("Sub", value, lowering.graph.op("Reshape", mean, column))
 
 
 def _updated(lowering: Lowering, running: fx.Node, batch: str, momentum: float) -> str:
