@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import fx
 
 from fairbed.coordinator.task.lowering import (
+    ELEMENT_TYPES,
     Handler,
     Lowering,
     Value,
@@ -387,19 +388,21 @@ def _is_spread(window: _Window, weight: fx.Node, x: fx.Node, result: fx.Node) ->
     return all(isinstance(n, int) for n in sizes) and math.prod(map(int, sizes)) <= SPREAD_PAIRS
 
 
-def _places(window: _Window, have: Sequence[int], wanted: Sequence[int]) -> NDArray[np.float32]:
+def _places(lowering: Lowering, window: _Window, x: fx.Node, result: fx.Node) -> str:
     """Return 1 where an offset of the kernel joins a position of the input to one of the result.
 
     Shape (offsets of the kernel, positions of the result * positions of the input).
     """
-    places = np.ones((1, 1, 1), np.float32)
+    places = np.ones((1, 1, 1), np.bool_)
+    have, wanted = static_shape(x, 2), static_shape(result, 2)
     for axis, (size, out) in enumerate(zip(have, wanted, strict=True)):
         offsets = window.dilation[axis] * np.arange(window.kernel[axis]) - window.padding[axis]
         reached = offsets[:, None] + window.stride[axis] * np.arange(out)
-        here = (reached[..., None] == np.arange(size)).astype(np.float32)
+        here = reached[..., None] == np.arange(size)
         joined = np.einsum("kou,jpv->kjopuv", places, here)
         places = joined.reshape(-1, places.shape[1] * out, places.shape[2] * size)
-    return places.reshape(len(places), -1)
+    flat = lowering.graph.constant(places.reshape(len(places), -1))  # a byte each
+    return lowering.graph.op("Cast", flat, to=ELEMENT_TYPES[torch.float32])
 
 
 def _spread(
@@ -410,11 +413,10 @@ def _spread(
     Shape (groups, outputs per group * positions of the result, positions of the input). The batch
     is the last axis of what is multiplied, so that products have as many columns as pictures.
     """
-    graph, have, wanted = lowering.graph, static_shape(x, 2), static_shape(result, 2)
-    out_channels, offsets = static_shape(weight)[0], math.prod(window.kernel)
-    flat = graph.op("Reshape", lowering.value(weight), graph.ints([out_channels, offsets]))
-    spread = graph.op("MatMul", flat, graph.constant(_places(window, have, wanted)))
-    return graph.op("Reshape", spread, graph.ints([window.groups, -1, math.prod(have)]))
+    graph, offsets = lowering.graph, math.prod(window.kernel)
+    flat = graph.op("Reshape", lowering.value(weight), graph.ints([-1, offsets]))
+    spread = graph.op("MatMul", flat, _places(lowering, window, x, result))
+    return graph.op("Reshape", spread, graph.ints([window.groups, -1, _positions(x)]))
 
 
 def _columns(lowering: Lowering, node: fx.Node, groups: int) -> str:
@@ -435,6 +437,10 @@ def _pictures(lowering: Lowering, columns: str, like: fx.Node) -> str:
 
 def _values(node: fx.Node) -> int:
     return math.prod(static_shape(node, 1))
+
+
+def _positions(node: fx.Node) -> int:
+    return math.prod(static_shape(node, 2))
 
 
 def _spread_convolution(
@@ -471,8 +477,7 @@ def _spread_weight_gradient(
     turned = graph.op("Transpose", _columns(lowering, x, groups), perm=[0, 2, 1])
     product = graph.op("MatMul", _columns(lowering, gradient, groups), turned)
     flat = graph.op("Reshape", product, graph.ints([static_shape(weight)[0], -1]))
-    places = graph.constant(_places(window, static_shape(x, 2), static_shape(gradient, 2)))
-    summed = graph.op("Gemm", flat, places, transB=1)
+    summed = graph.op("Gemm", flat, _places(lowering, window, x, gradient), transB=1)
     return graph.op("Reshape", summed, graph.ints(static_shape(weight)))
 
 
