@@ -328,19 +328,23 @@ def _spread(node: Any, made: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     Its first operand is the product of the kernel and of the places of each offset, which are a
     constant of booleans. 0 for another node.
     """
-    spread = made.get(node.input[0])
-    is_turned = spread is not None and spread.op_type == "Transpose"
-    if is_turned:
-        spread = made.get(spread.input[0])
-    kernel = made.get(spread.input[0]) if spread is not None else None
-    if node.op_type != "MatMul" or kernel is None or kernel.op_type != "MatMul":
-        return 0.0
-    places = made.get(kernel.input[1])
-    if spread.op_type != "Reshape" or places is None or places.op_type != "Cast":
+    above = _above(node, made, 0)
+    is_turned = above is not None and above.op_type == "Transpose"
+    spread = _above(above, made, 0) if is_turned else above
+    kernel = _above(spread, made, 0)
+    places = _above(kernel, made, 1)
+    chain = [None if each is None else each.op_type for each in (node, spread, kernel, places)]
+    if places is None or chain != ["MatMul", "Reshape", "MatMul", "Cast"]:
         return 0.0
     groups, rows, columns = shapes[node.input[0]]
     results = groups * (columns if is_turned else rows) * shapes[node.output[0]][-1]
     return 2.0 * results * shapes[places.output[0]][0]
+
+
+def _above(node: Any, made: Mapping[str, Any], operand: int) -> Any:
+    """Return the node that computes an operand of a node; None if there is none."""
+    has = node is not None and len(node.input) > operand
+    return made.get(node.input[operand]) if has else None
 
 
 def _module_work(artifact: Artifact) -> StepWork:
