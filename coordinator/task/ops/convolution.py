@@ -376,8 +376,9 @@ def _band_weight_gradient(
 
 SPREAD_PAIRS = 1296
 """Pairs of a position of the input and one of the result, up to which a kernel of one input channel
-per group is spread: the three convolutions then take 0.2 (3 x 3) to 0.5 (6 x 6) of the time, as the
-runtime's own are one tiny product per picture and channel."""
+per group is spread: with 16 pictures the three convolutions then take 0.2 (3 x 3) to 0.5 (6 x 6) of
+the time, as the runtime's own are one tiny product per picture and channel. A step of MobileNetV2
+on 96 x 96 takes 0.79 of its time with 16 pictures, 0.92 with 4, and 1.29 with one."""
 
 
 def _is_spread(window: _Window, weight: fx.Node, x: fx.Node, result: fx.Node) -> bool:
