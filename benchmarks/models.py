@@ -7,9 +7,10 @@ Each network is exported, and its gradient compared with torch in float64: `floa
 its graph in float64, `float32` that of onnxruntime (median of several steps). `ratio` is the
 processor time of a step with onnxruntime over that with torch eager, on one thread, in turns in one
 process: median over windows, and first and third quartile in brackets, which are the noise of the
-machine. `peak` is the memory of three steps above that of a process that has imported onnxruntime
-and read the task. `--small` adds the networks of the tests, in sizes where the cost of a call
-dominates. `--write` replaces the tables of the page, after each network.
+machine. `products` is the part of the ratio that matrix products and convolutions take, measured
+without all other operations. `peak` is the memory of three steps above that of a process that has
+imported onnxruntime and read the task. `--small` adds the networks of the tests, in sizes where the
+cost of a call dominates. `--write` replaces the tables of the page, after each network.
 """
 
 import argparse
@@ -75,6 +76,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+    products: float | None = None
+    """Part of the ratio that products and convolutions take."""
     peak_bytes: int | None = None
 
 
@@ -122,6 +125,7 @@ def measured(name: str, network: "Architecture", is_small: bool, batch: int, sec
     import onnx
     import torch
 
+    from benchmarks._products import product_share
     from fairbed.coordinator.task.selfcheck import ExportFigures
     from fairbed.testbed.host.model_steps import step_times
 
@@ -146,6 +150,7 @@ def measured(name: str, network: "Architecture", is_small: bool, batch: int, sec
         ratio=times.ratio,
         low=times.low,
         high=times.high,
+        products=None if is_small else times.ratio * product_share(artifact, batch, seconds),
         peak_bytes=None if is_small else _peak_bytes(artifact, batch),
     )
 
@@ -178,7 +183,7 @@ def _page(rows: Sequence[Row], batch: int) -> str:
 
 COLUMNS = (
     *("network", "engine", "values", "nodes", "kB", "export s", "float64", "float32"),
-    *("torch ms", "ratio", "peak MB"),
+    *("torch ms", "ratio", "products", "peak MB"),
 )
 
 
@@ -204,6 +209,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.in_float32:.0e}",
         f"{row.torch_s * 1e3:.3g}",
         f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})",
+        "" if row.products is None else f"{row.products:.2f}",
         peak,
     ]
 

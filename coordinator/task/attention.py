@@ -38,7 +38,7 @@ def attention(
         given = attn_mask, dropout_p, is_causal
         return otherwise(query, key, value, *given, scale=scale, enable_gqa=enable_gqa)
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * factor) @ key.transpose(-2, -1)
+    scores = (query if factor == 1.0 else query * factor) @ key.transpose(-2, -1)
     if is_causal:  # each position sees the first one
         later = torch.arange(query.shape[-2]).unsqueeze(1) < torch.arange(key.shape[-2])
         scores = scores + _hidden(later)
@@ -91,8 +91,10 @@ def multi_head_attention(
     if not is_plain or is_other or drops or of["add_zero_attn"]:
         return otherwise(query, key, value, *given, **named)
     x, heads = query.transpose(0, 1), (of["heads"], of["width"] // of["heads"])
-    weights = of["weight"].chunk(3)
-    biases = (None,) * 3 if of["bias"] is None else of["bias"].chunk(3)
+    weights, factor = list(of["weight"].chunk(3)), 1.0 / math.sqrt(heads[1])
+    biases = [None] * 3 if of["bias"] is None else list(of["bias"].chunk(3))
+    weights[0] = weights[0] * factor  # scales the queries, and is smaller than they are
+    biases[0] = None if biases[0] is None else biases[0] * factor
     q, k, v = (
         torch.unflatten(functional.linear(x, weight, bias), 2, heads).transpose(1, 2)
         for weight, bias in zip(weights, biases, strict=True)
@@ -105,6 +107,6 @@ def multi_head_attention(
     if padding is not None:
         of_keys = _hidden(padding).unsqueeze(1).unsqueeze(1)
         mask = of_keys if mask is None else mask + of_keys
-    found = attention(otherwise, q, k, v, mask, is_causal=is_causal)
+    found = attention(otherwise, q, k, v, mask, is_causal=is_causal, scale=1.0)
     joined = found.transpose(1, 2).flatten(2)
     return functional.linear(joined, of["out_weight"], of["out_bias"]).transpose(0, 1), None

@@ -5,10 +5,12 @@ both; what is read is the ratio within a window.
 """
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.testbed.host.calibration import work_clock
@@ -76,24 +78,12 @@ def step_times(
     vector = initial_vector(spec, seed=0)
     reference.step(vector, x, y)  # loads the same values
     steps = (lambda: engine.gradient(vector, x, y), lambda: reference.train_step(x, y))
-    clock, threads = work_clock(), torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for _ in range(WARM_UP):
-            for step in steps:
-                step()
-        found = list[list[float]]()
-        end_s = time.monotonic() + measure_s
-        while len(found) < FEWEST or (len(found) < MOST and time.monotonic() < end_s):
-            times_s = [0.0, 0.0]
-            for which in (0, 1) if len(found) % 2 else (1, 0):
-                began_s = clock()
-                steps[which]()
-                times_s[which] = clock() - began_s
-            found.append(times_s)
+        both_s = in_turns(steps, measure_s)
     finally:
         torch.set_num_threads(threads)
-    both_s = np.array(found)
     low, ratio, high = np.quantile(both_s[:, 0] / both_s[:, 1], (0.25, 0.5, 0.75))
     onnx_s, torch_s = np.median(both_s, axis=0)
     return StepTimes(
@@ -103,5 +93,30 @@ def step_times(
         ratio=float(ratio),
         low=float(low),
         high=float(high),
-        windows=len(found),
+        windows=len(both_s),
     )
+
+
+def in_turns(
+    steps: tuple[Callable[[], object], Callable[[], object]], measure_s: float
+) -> NDArray[np.float64]:
+    """Return the processor time of two steps in each window, seconds, shape (windows, 2).
+
+    Args:
+        steps: What is timed.
+        measure_s: As for `step_times`.
+    """
+    clock = work_clock()
+    for _ in range(WARM_UP):
+        for step in steps:
+            step()
+    found = list[list[float]]()
+    end_s = time.monotonic() + measure_s
+    while len(found) < FEWEST or (len(found) < MOST and time.monotonic() < end_s):
+        times_s = [0.0, 0.0]
+        for which in (0, 1) if len(found) % 2 else (1, 0):
+            began_s = clock()
+            steps[which]()
+            times_s[which] = clock() - began_s
+        found.append(times_s)
+    return np.array(found)

@@ -9,7 +9,8 @@ runs, so the counts depend on no machine. What an operation is for follows from 
 - a product with parameters whose other operand depends on an earlier product with the same
   parameters is recurrent;
 - the gradient of the parameters of a layer counts as much as its forward pass, whatever the graph
-  computes it by: a graph takes larger products with zeros where these are faster.
+  computes it by: a graph takes larger products with zeros where these are faster. So it does for
+  depthwise convolutions on small maps, which count as convolutions.
 
 Operations that move no data (views) count for nothing, and so do products of parameters alone.
 Pools that the exporter writes as products or convolutions with constants count as these. A module
@@ -217,6 +218,8 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
         kind, weight = _kind(node, flow, large.shapes)
         if kind and not is_fixed and node.output[0] in grows and node.output[0] not in summed:
             flops = _multiplied(node, large.shapes) * _filled(node, made, large.shapes)
+            if of_kernel := _spread(node, made, large.shapes):
+                kind, flops = "depthwise_flops", of_kernel
             if weight:
                 if kind == "matrix_flops" and passed & products.bit(weight):
                     recurrent.add(weight)
@@ -276,7 +279,8 @@ def _kind(
 
     The field is empty for an operation that is neither a product nor a convolution.
     """
-    if node.op_type not in _CONVOLUTIONS | _PRODUCTS:
+    is_mean = node.op_type == "MatMul" and shapes[node.input[1]][1:] == (1,)  # of a layer norm
+    if is_mean or node.op_type not in _CONVOLUTIONS | _PRODUCTS:
         return "", frozenset()
     weights = [
         flow.parameters.get(name, _roots(name))
@@ -316,6 +320,31 @@ def _filled(node: Any, made: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     if apart is None or apart.op_type != "Pad":
         return 1.0
     return math.prod(shapes[apart.input[0]]) / math.prod(shapes[apart.output[0]])
+
+
+def _spread(node: Any, made: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Return the operations of a depthwise convolution that is written as a product.
+
+    Its first operand is the product of the kernel and of the places of each offset, which are a
+    constant of booleans. 0 for another node.
+    """
+    above = _above(node, made, 0)
+    is_turned = above is not None and above.op_type == "Transpose"
+    spread = _above(above, made, 0) if is_turned else above
+    kernel = _above(spread, made, 0)
+    places = _above(kernel, made, 1)
+    chain = [None if each is None else each.op_type for each in (node, spread, kernel, places)]
+    if places is None or chain != ["MatMul", "Reshape", "MatMul", "Cast"]:
+        return 0.0
+    groups, rows, columns = shapes[node.input[0]]
+    results = groups * (columns if is_turned else rows) * shapes[node.output[0]][-1]
+    return 2.0 * results * shapes[places.output[0]][0]
+
+
+def _above(node: Any, made: Mapping[str, Any], operand: int) -> Any:
+    """Return the node that computes an operand of a node; None if there is none."""
+    has = node is not None and len(node.input) > operand
+    return made.get(node.input[operand]) if has else None
 
 
 def _module_work(artifact: Artifact) -> StepWork:

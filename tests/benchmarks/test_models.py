@@ -26,4 +26,5 @@ def test_a_network_has_a_row_in_the_page(
     assert [row[0].strip("| ") for row in rows] == ["DS-CNN, 49 x 10", "DS-CNN"]
     assert rows[0][2] == "24,332"
     assert float(rows[0][6]) < 1e-6
-    assert float(rows[0][10].strip("| ")) > 0.0, "memory of a network in its real size"
+    assert 0.0 < float(rows[0][10]) < float(rows[0][9].split()[0]), "products, a part of the ratio"
+    assert float(rows[0][11].strip("| ")) > 0.0, "memory of a network in its real size"

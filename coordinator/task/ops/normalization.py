@@ -28,11 +28,12 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
     if not training:
         raise unsupported(node, f"must be training, got training={training}")
     graph, value = lowering.graph, lowering.value(x)
-    channels = static_shape(x, 1)[0]
-    axes = [0, *range(2, len(shape_of(x)))]
-    flat = graph.ints([channels])
-    centred, mean, variance, inverse = _moments(lowering, value, axes, epsilon)
-    mean, variance = graph.op("Reshape", mean, flat), graph.op("Reshape", variance, flat)
+    channels, rank = static_shape(x, 1)[0], len(shape_of(x))
+    over = graph.ints([0, *range(2, rank)])
+    mean = graph.op("ReduceMean", value, over, keepdims=0)
+    centred = _centred(lowering, value, mean, rank)
+    squares = graph.op("Mul", centred, centred)
+    variance = graph.op("ReduceMean", squares, over, keepdims=0)
     scale, shift = _scale_and_shift(lowering, x, weight, bias)
     zeros = graph.constant(np.zeros(channels, np.float32))
     result = graph.op("BatchNormalization", centred, scale, shift, zeros, variance, epsilon=epsilon)
@@ -42,7 +43,7 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
     return (
         result,
         mean,
-        graph.op("Reshape", inverse, flat),
+        _inverse_deviation(lowering, variance, epsilon),
         _updated(lowering, mean_node, mean, momentum),
         _updated(lowering, variance_node, graph.op("Mul", variance, unbiased), momentum),
     )
@@ -108,13 +109,12 @@ def _batch_norm_backward(lowering: Lowering, node: fx.Node) -> Value:
         mean, inverse = lowering.value(mean_node), lowering.value(inverse_node)
     else:
         mean, variance = lowering.value(running_mean), lowering.value(running_variance)
-        shifted = graph.op("Add", variance, _scalar(lowering, epsilon))
-        inverse = graph.op("Reciprocal", graph.op("Sqrt", shifted))
+        inverse = _inverse_deviation(lowering, variance, epsilon)
     factor = inverse
     if weight is not None:
         factor = graph.op("Mul", inverse, lowering.value(weight))
     total = graph.op("ReduceSum", g, axes, keepdims=0)
-    centred = graph.op("Sub", value, graph.op("Reshape", mean, column))
+    centred = _centred(lowering, value, mean, rank)
     slope = graph.op("ReduceSum", graph.op("Mul", g, centred), axes, keepdims=0)
     weight_gradient = graph.op("Mul", slope, inverse)
     if not training:
@@ -163,30 +163,43 @@ def _layer_norm(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _layer_norm_backward(lowering: Lowering, node: fx.Node) -> Value:
-    """Return the gradients of x, weight and bias.
+    """Return the gradients of x, weight and bias, with few passes over the values.
 
-    dx = inverse (h - mean(h) - x' mean(h x')),  h = g weight,  x' = (x - mean) inverse
+        dx = inverse (h - mean(h) - inverse^2 mean(h x') x'),  h = g weight,  x' = x - mean
+
+    Products with the weight as a column compute the means, and one with the factors of all rows as
+    a line computes the gradient of the weight.
     """
     gradient, x, shape, mean, inverse_node, weight = arguments(node)[:6]
-    graph, g = lowering.graph, lowering.value(gradient)
-    first, rank = len(shape_of(x)) - len(shape), len(shape_of(x))
-    over, rest = graph.ints(list(range(first, rank))), graph.ints(list(range(first)))
-    inverse = lowering.value(inverse_node)
-    centred = graph.op("Sub", lowering.value(x), lowering.value(mean))
-    standard = graph.op("Mul", centred, inverse)
-    slope = graph.op("Mul", g, standard)
-    h, along = g, slope
+    graph, size = lowering.graph, math.prod(int(n) for n in shape)
+    lead = [n if isinstance(n, int) else -1 for n in shape_of(x)[: -len(shape)]]
+
+    def lines(of: fx.Node, width: int) -> str:
+        value = lowering.value(of)
+        return value if len(shape) == 1 else graph.op("Reshape", value, graph.ints([*lead, width]))
+
+    g, inverse = lines(gradient, size), lines(inverse_node, 1)
+    column = graph.constant(np.full((size, 1), 1.0 / size, np.float32))
+    h = g
     if weight is not None:
-        h = graph.op("Mul", g, lowering.value(weight))
-        along = graph.op("Mul", h, standard)
-    level = graph.op("ReduceMean", h, over, keepdims=1)
-    part = graph.op("Mul", standard, graph.op("ReduceMean", along, over, keepdims=1))
-    dx = graph.op("Mul", graph.op("Sub", graph.op("Sub", h, level), part), inverse)
-    return (
-        dx,
-        graph.op("ReduceSum", slope, rest, keepdims=0),
-        graph.op("ReduceSum", g, rest, keepdims=0),
+        flat = graph.op("Reshape", lowering.value(weight), graph.ints([size, 1]))
+        column = graph.op("Mul", flat, _scalar(lowering, 1.0 / size))
+        h = graph.op("Mul", g, graph.op("Reshape", flat, graph.ints([size])))
+    centred = graph.op("Sub", lines(x, size), lines(mean, 1))
+    product = graph.op("Mul", g, centred)
+    along = graph.op("MatMul", product, column)
+    along = graph.op("Mul", along, graph.op("Mul", inverse, inverse))
+    apart = graph.op("Sub", h, graph.op("MatMul", g, column))
+    dx = graph.op("Mul", graph.op("Sub", apart, graph.op("Mul", centred, along)), inverse)
+    factors = graph.op("Reshape", inverse, graph.ints([-1, 1]))
+    rows = graph.op("Reshape", product, graph.ints([-1, size]))
+    found = (
+        graph.op("Gemm", factors, rows, transA=1),
+        graph.op("ReduceSum", g, graph.ints(list(range(len(lead)))), keepdims=0),
     )
+    if len(shape) > 1:
+        dx = graph.op("Reshape", dx, graph.ints([*lead, *shape]))
+    return dx, *(graph.op("Reshape", each, graph.ints(shape)) for each in found)
 
 
 def _group_norm(lowering: Lowering, node: fx.Node) -> Value:
@@ -221,8 +234,19 @@ def _moments(
     mean = graph.op("ReduceMean", value, over, keepdims=1)
     centred = graph.op("Sub", value, mean)
     variance = graph.op("ReduceMean", graph.op("Mul", centred, centred), over, keepdims=1)
+    return centred, mean, variance, _inverse_deviation(lowering, variance, epsilon)
+
+
+def _inverse_deviation(lowering: Lowering, variance: str, epsilon: float) -> str:
+    graph = lowering.graph
     deviation = graph.op("Sqrt", graph.op("Add", variance, _scalar(lowering, epsilon)))
-    return centred, mean, variance, graph.op("Reciprocal", deviation)
+    return graph.op("Reciprocal", deviation)
+
+
+def _centred(lowering: Lowering, value: str, mean: str, rank: int) -> str:
+    """Return x minus a mean per channel; forward and backward share it, and free x."""
+    column = lowering.graph.ints([1, -1, *[1] * (rank - 2)])
+    return lowering.graph.op("Sub", value, lowering.graph.op("Reshape", mean, column))
 
 
 def _updated(lowering: Lowering, running: fx.Node, batch: str, momentum: float) -> str:

@@ -179,6 +179,14 @@ GROUPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[Part]]] =
         PICTURE,
         [
             nn.Sequential(nn.Conv2d(4, 256, 1, stride=3), nn.Conv2d(256, 256, 3, padding=1)),
+            nn.Sequential(
+                nn.Conv2d(4, 4, 1, stride=2),
+                nn.Conv2d(4, 8, 3, padding=2, dilation=2, groups=4),
+            ),
+            nn.Sequential(
+                nn.Conv2d(4, 4, 1, stride=2),
+                nn.Conv2d(4, 4, (3, 2), padding=1, stride=2, groups=4, bias=False),
+            ),
             nn.Sequential(nn.BatchNorm2d(4), nn.ReLU6()),
             nn.BatchNorm2d(4, affine=False),
             nn.BatchNorm2d(4).eval(),
