@@ -16,7 +16,7 @@ from fairbed.testbed.experiment.file import load_experiment
 
 EXPERIMENT = """
 name = "pair"
-rounds = 5
+rounds = 3
 [data]
 dataset = "digits"
 max_examples = 400
@@ -62,7 +62,7 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     assert (out / FILE).read_text() == said.out.strip()
     assert found.devices == 2
     assert not found.has_moving_links
-    assert 0 < found.counted["b-1"] <= 2 * 5
+    assert 0 < found.counted["b-1"] <= 2 * 3
     assert found.forced.tau.count == found.counted["b-1"]
     assert found.forced.tau.median is not None
     assert found.forced.tau.median < 0.5, "the right order of magnitude, whatever else runs here"
@@ -80,7 +80,7 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     assert all(line.endswith("is done already") for line in lines), lines
     assert msgspec.json.encode(again).decode() == said.out.strip()
 
-    other = load_experiment(file, ["rounds=6"])
+    other = load_experiment(file, ["rounds=4"])
     with pytest.raises(LiveRunError, match="got one of another; name another folder"):
         play_live(other, out / "a", lines.append)
 
