@@ -40,7 +40,7 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         np.testing.assert_array_equal(found[key], array)
 
 
-STRATEGIES = ("FedAvg", "FedAdam", "QFedAvg")
+STRATEGIES = ("FedAvg", "FedAdam", "FedProx", "Krum", "QFedAvg")
 
 
 @pytest.fixture(scope="module")
