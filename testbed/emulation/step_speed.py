@@ -43,16 +43,22 @@ class Shares:
     depthwise: float
     """Convolutions of one group per channel."""
     matrix: float
-    """Matrix products of all kinds."""
+    """Matrix products, those of attention included."""
+    recurrent: float
+    """Products that follow each other with the same parameters, small ones one after the other."""
     memory: float
     """Bytes of all operations, as if none stayed in a cache."""
 
 
-TRAINING = Shares(convolution=0.66, grouped=0.063, depthwise=0.006, matrix=2.0, memory=0.17)
-"""Training with PyTorch: `fairbed bench boards` and docs/profiles.md. Above 1 because
+TRAINING = Shares(
+    convolution=0.66, grouped=0.063, depthwise=0.006, matrix=2.0, recurrent=0.15, memory=0.17
+)
+"""Training with PyTorch, recurrent layers with DL4J: docs/profiles.md. Above 1 because
 `matrix_flops` is from Linpack, which the memory of a board slows."""
 
-INFERENCE = Shares(convolution=1.36, grouped=0.27, depthwise=0.052, matrix=2.0, memory=2.96)
+INFERENCE = Shares(
+    convolution=1.36, grouped=0.27, depthwise=0.052, matrix=2.0, recurrent=2.0, memory=2.96
+)
 """A forward pass of an inference library: fast algorithms multiply less than is counted, and
 joined operations stay in the caches."""
 
@@ -94,7 +100,8 @@ def several_speeds_s(
         work.conv_flops / shares.convolution
         + work.grouped_flops / shares.grouped
         + work.depthwise_flops / shares.depthwise
-        + work.products / shares.matrix
+        + (work.matrix_flops + work.attention_flops) / shares.matrix
+        + work.recurrent_flops / shares.recurrent
     ) / rate
     moved = work.moved_bytes * batch_size + work.fixed_bytes
     memory_s = 0.0 if profile.moved is None else moved / (shares.memory * profile.moved.value)

@@ -86,4 +86,6 @@ def test_the_work_of_a_model_is_that_of_its_module(model: str) -> None:
         one, two = (counted(function(model, n)) for n in (1, 2))
         found = msgspec.structs.asdict(StepWork.between((1, one), (2, two)))
         expected = msgspec.structs.asdict(WORK[model, kind])
+        expected["matrix_flops"] += expected.pop("recurrent_flops")
+        found.pop("recurrent_flops")
         assert found == pytest.approx(expected, rel=0.01)

@@ -46,12 +46,16 @@ WORK = StepWork(conv_flops=51e6, matrix_flops=9e6, moved_bytes=1e6, fixed_bytes=
 
 def test_worked_example() -> None:
     # 2 of 4 cores: 10 GFLOPS; 16 examples: 816 MFLOP / 5 G + 144 MFLOP / 9 G + 24 MB / 2 GB/s
-    shares = Shares(convolution=0.5, grouped=0.2, depthwise=0.1, matrix=0.9, memory=0.5)
+    shares = Shares(
+        convolution=0.5, grouped=0.2, depthwise=0.1, matrix=0.9, recurrent=0.3, memory=0.5
+    )
     took_s = 0.1632 + 0.016 + 0.012
     assert several_speeds_s(board(), WORK, 16, shares) == pytest.approx(took_s)
     assert one_speed_s(board(), 0.05) == pytest.approx(0.05)
     depthwise = StepWork(depthwise_flops=1e6, grouped_flops=2e6)
     assert several_speeds_s(board(), depthwise, 16, shares) == pytest.approx(0.016 + 0.016)
+    recurrent = StepWork(recurrent_flops=3e6, attention_flops=9e6)
+    assert several_speeds_s(board(), recurrent, 16, shares) == pytest.approx(0.016 + 0.016)
 
 
 def test_threads_share_the_rate_of_all_cores() -> None:
