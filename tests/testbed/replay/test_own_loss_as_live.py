@@ -87,7 +87,7 @@ def config(rounds: int = 3, **sections: object) -> CoordinatorConfig:
 
 
 async def test_a_replay_has_the_models_of_live_agents(tmp_path: Path) -> None:
-    """With a loss below 0, by which power-of-choice selects, and which no part of the run bounds."""
+    """With a loss below 0: power-of-choice selects by it, and no part of the run bounds it."""
     parts = TrainingConfig(epochs=2, batch_size=12, learning_rate=0.3, micro_batch=5)
     by_loss = SelectionConfig(policy="power-of-choice", per_round=2, candidates=3)
     one, below = config(training=parts, selection=by_loss), task(loss="below")
