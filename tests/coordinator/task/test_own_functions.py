@@ -314,17 +314,20 @@ def test_checks_draw_targets_from_those_of_the_data() -> None:
     values = artifact.spec.selfcheck.y
     assert values is not UNSET
     assert len(values) == 16
-    assert set(np.array(values, np.float32).tolist()) <= set(y.tolist())
+    assert set(values) <= set(y.tolist())
     assert (values[0], values[-1]) == (y.min(), y.max())
     self_check(open_own_engine(artifact))
     labels = np.array([0, 2, 2, 0, -1])
     artifact = build(LABELS, loss=f"{HERE}:of_some_labels", targets=labels)
     assert artifact.spec.selfcheck.y == (0.0, 2.0)
     self_check(open_own_engine(artifact))
-    with pytest.raises(TaskError, match="must be finite, got nan"):
-        build(1, "regression", loss=f"{HERE}:of_log")
-    with pytest.raises(TaskError, match="must be finite, got nan"):
-        build(LABELS, loss=f"{HERE}:of_some_labels")
+    cases: list[tuple[str, TaskKind, int]] = [
+        ("of_log", "regression", 1),
+        ("of_some_labels", "classification", LABELS),
+    ]
+    for loss, kind, classes in cases:
+        with pytest.raises(TaskError, match="must be finite, got nan"):
+            build(classes, kind, loss=f"{HERE}:{loss}")
     plain = build(LABELS, loss="hinge", targets=labels)
     assert plain.spec.selfcheck.y is UNSET, "a built-in loss accepts every label"
 

@@ -32,7 +32,9 @@ from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.errors import BackendError, HostLostError
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.contention import SchedulerWaits
+from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.messages import Hyperparameters
+from tests.device_agent.softmax import softmax_artifact
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -42,7 +44,8 @@ COSTS = WorkCosts(
     evaluate=StepCost(fixed_s=1e-3, per_example_s=0.0),
 )
 TASK = Probe(
-    artifact=b"", hyperparameters=Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1)
+    artifact=encode_artifact(softmax_artifact()),
+    hyperparameters=Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1),
 )
 
 

@@ -87,7 +87,7 @@ def config(rounds: int = 3, **sections: object) -> CoordinatorConfig:
 
 
 async def test_a_replay_has_the_models_of_live_agents(tmp_path: Path) -> None:
-    """With a loss below 0, which power-of-choice queries and no part of the run bounds."""
+    """With a loss below 0: power-of-choice selects by it, and no part of the run bounds it."""
     parts = TrainingConfig(epochs=2, batch_size=12, learning_rate=0.3, micro_batch=5)
     by_loss = SelectionConfig(policy="power-of-choice", per_round=2, candidates=3)
     one, below = config(training=parts, selection=by_loss), task(loss="below")
@@ -95,13 +95,10 @@ async def test_a_replay_has_the_models_of_live_agents(tmp_path: Path) -> None:
     with place.reader() as reader:
         live = Story(reader.rounds(), reader.exchanges(0), reader.releases())
         losses = {(x.round, x.device): x.loss_train for x in reader.exchanges(0)}
-        queried = [row.loss for row in reader.loss_queries()]
     virtual = replay_story(tmp_path / "replay", one, QUICK_S, artifact=below)
     assert virtual.models == live.models, "bit for bit"
     assert len(set(live.models)) == 3
     assert all(loss is not None and loss < -50.0 for loss in losses.values())
-    assert all(loss is not None and loss < -50.0 for loss in queried)
-    assert len(queried) == 9
 
 
 async def test_devices_with_own_data_report_the_metrics_that_the_coordinator_computes(
