@@ -87,6 +87,22 @@ FAMILIES: Mapping[str, Family] = {
         names="^Download/Driving",
         is_fast=True,
     ),
+    **{
+        f"us-{name}": Family(
+            f"{title} in cars, US",
+            True,
+            link,
+            ("us_drives_2023.csv.xz",),
+            names=f"^{kind}-down-",
+            is_fast=True,
+        )
+        for name, title, link, kind in (
+            ("att", "5G and LTE of AT&T", "5g-driving", "att"),
+            ("verizon", "5G and LTE of Verizon", "5g-driving", "verizon"),
+            ("tmobile", "5G and LTE of T-Mobile", "5g-driving", "tmobile"),
+            ("starlink", "Starlink", "starlink-driving", "starlink-(mobility|roam)"),
+        )
+    },
     "starlink": Family(
         "Starlink on a car, Germany, as the shipped link", False, "starlink-driving", is_fast=True
     ),

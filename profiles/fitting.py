@@ -41,6 +41,10 @@ LENGTH_SHARES = (
 )
 """Quantiles of the lengths of states, by the least number of them."""
 
+CUT_FACTOR = 1.5
+"""A state that begins before a drive or ends after it is this much longer than what was recorded:
+the mean if every place of the cut is as likely and lengths are not too different."""
+
 LEAST_EPISODES = 3
 """Fewer states of a kind in all drives together are left out."""
 
@@ -48,7 +52,7 @@ LAGS = (1, 2, 3, 5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 240)
 """Lags at which correlations are fitted, steps."""
 
 FAST_STEPS = tuple(np.geomspace(0.3, 20.0, 16).tolist())
-SLOW_STEPS = tuple(np.geomspace(20.0, 300.0, 12).tolist())
+SLOW_STEPS = tuple(np.geomspace(15.0, 120.0, 10).tolist())
 """Time constants that are tried, steps."""
 
 SHARE_STEP = 0.02
@@ -60,8 +64,11 @@ LARGEST_DRIVE = 0.95
 LEAST_DEVIATION, LARGEST_DEVIATION = 0.5, 3.0
 """Bounds on the deviation of the logarithm of the time between states, likewise."""
 
-LARGEST_LEVEL = 0.6
+LARGEST_LEVEL = 0.8
 """Bound on `Spread.level`."""
+
+RATE_WEIGHT = 0.75
+"""Weight of the autocorrelation of rates in the fit; the rest is that of ranks."""
 
 HERMITE = 10
 """Terms of the expansion of a quantile function in Hermite polynomials."""
@@ -156,12 +163,14 @@ def fit_direction(
         whole[on] = own
     rates = [np.where(on, drive, np.nan) for drive, on in zip(drives, connected, strict=True)]
     drive, slow, slow_steps, fast_steps = _variances(scores, rates)
+    level = _level([x[on] for x, on in zip(drives, connected, strict=True)])
+    narrowed = _narrowed(pooled, level)
     spread: Spread[float] = Spread(
-        quantiles=tuple((p, rounded(float(np.quantile(pooled, p)))) for p in RATE_SHARES),
+        quantiles=tuple((p, rounded(float(np.quantile(narrowed, p)))) for p in RATE_SHARES),
         step_s=step_s,
         correlation=round(math.exp(-1.0 / fast_steps), 3),
         drive=drive,
-        level=_level([x[on] for x, on in zip(drives, connected, strict=True)]),
+        level=level,
         slow=slow,
         slow_s=rounded(slow_steps * step_s),
     )
@@ -208,12 +217,24 @@ def rounded(value: float) -> float:
 
 
 def _level(drives: Sequence[Floats]) -> float:
-    """Return the level: the deviation of ln(median rate) between n drives / sqrt(n)."""
+    """Return the level: the deviation of ln(median rate) between n drives times sqrt(1.5 / n)."""
     medians = np.array([float(np.median(drive)) for drive in drives if len(drive)])
     if len(medians) < 2:
         return 0.0
     deviation = float(np.std(np.log(np.maximum(medians, 1.0)), ddof=1))
-    return round(min(deviation / math.sqrt(len(medians)), LARGEST_LEVEL), 2)
+    return round(min(deviation * math.sqrt(1.5 / len(medians)), LARGEST_LEVEL), 2)
+
+
+def _narrowed(rates: Floats, level: float) -> Floats:
+    """Return rates so much closer to their median that they are as far apart with the level.
+
+    ln x' = m + sqrt(1 - level^2 / var ln x) (ln x - m),   at least half as far
+    """
+    logs = np.log(np.maximum(rates, 1.0))
+    middle, variance = float(np.median(logs)), float(np.var(logs))
+    factor = math.sqrt(max(1.0 - level * level / max(variance, 1e-12), 0.25))
+    narrowed: Floats = np.exp(middle + factor * (logs - middle))
+    return narrowed
 
 
 def _scores(values: Floats) -> Floats:
@@ -254,9 +275,10 @@ def _variances(
         count = len(pairs[0][0])
         if count >= 30:
             by_rank, by_rate = (float(np.mean(a * b)) for a, b in pairs)
+            share = RATE_WEIGHT
             lags.append(lag)
-            found.append((by_rank + to_scores(by_rate)) / 2.0)
-            weights.append(math.sqrt(count))
+            found.append((1.0 - share) * by_rank + share * to_scores(by_rate))
+            weights.append(math.sqrt(count / lag))
     if len(lags) < 3:
         return 0.0, 0.0, 60.0, 1.0
     at, rho, weight = np.array(lags), np.array(found), np.array(weights)
@@ -331,7 +353,7 @@ def _episodes(
         tag: Tag of the numbers.
         source: Their source.
     """
-    lengths = [(ends - starts) * step_s for starts, ends in map(runs, masks)]
+    lengths = [_lengths_s(mask, step_s) for mask in masks]
     pooled = np.concatenate(lengths)
     if len(pooled) < LEAST_EPISODES:
         return None
@@ -354,6 +376,15 @@ def _episodes(
     )
 
 
+def _lengths_s(mask: Bools, step_s: float) -> Floats:
+    """Return the lengths of the runs of a state, seconds; one that a drive cuts is longer."""
+    starts, ends = runs(mask)
+    is_cut = (starts == 0) | (ends == len(mask))
+    factors: Floats = np.where(is_cut, CUT_FACTOR, 1.0).astype(np.float64)
+    lengths: Floats = step_s * factors * (ends - starts)
+    return lengths
+
+
 def _deviation(counts: NDArray[np.int64], free_s: Floats) -> float:
     """Return the deviation between drives of the logarithm of the time between states.
 
@@ -373,7 +404,7 @@ def _deviation(counts: NDArray[np.int64], free_s: Floats) -> float:
 def _every_s(share: float, mean_s: float, deviation: float) -> float:
     """Return the time between states of the typical device, seconds, from the share of all time.
 
-        share = E[mean / (mean + every e^(sigma w))],   w ~ N(0, 1)
+    share = E[mean / (mean + every e^(sigma w))],   w ~ N(0, 1)
     """
     at = (np.arange(400) + 0.5) / 400
     factors = np.exp(deviation * np.array([NormalDist().inv_cdf(p) for p in at.tolist()]))

@@ -146,20 +146,20 @@ class Spread(Strict, Generic[E], frozen=True, kw_only=True):
     """Duration of each value, seconds."""
     correlation: Correlation
     """Correlation of the fast part of the normal scores of successive values."""
-    drive: Correlation = 0.0
+    drive: Share = 0.0
     """Share of the variance of the scores that a device keeps: devices then have different means.
     Each drive that was recorded is a device."""
     level: Annotated[float, Meta(ge=0.0, le=3.0)] = 0.0
     """Standard deviation of the logarithm of a factor on all values of a device: how little is
     known about the next device from the few that were recorded."""
-    slow: Correlation = 0.0
+    slow: Share = 0.0
     """Share of the variance of the scores that changes with the time constant `slow_s`."""
     slow_s: Seconds = 60.0
     """Time constant of the slow part, seconds."""
 
     def __post_init__(self) -> None:
         self.distribution()
-        if self.drive + self.slow > 1.0:
+        if self.drive + self.slow > 1.0 + 1e-9:
             raise ValueError(
                 "drive and slow are shares of one variance and must be at most 1 together, got "
                 f"{self.drive:g} and {self.slow:g}"

@@ -1,4 +1,4 @@
-"""`fairbed profiles`: list, show, check, plot or import device profiles, links and populations."""
+"""`fairbed profiles`: list, show, check, plot, import or fit devices, links and populations."""
 
 import argparse
 import os
@@ -75,7 +75,7 @@ MAHIMAHI_STEP_S = 1.0
 def import_trace(options: argparse.Namespace) -> int:
     """Write links or devices and their traces, print what was imported; return the exit code."""
     name = options.name or _name_of(options.down)
-    _check_name(name)
+    check_name(name)
     step_s = _optional("--step", options.step)
     if step_s is not None and step_s <= 0.0:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
@@ -85,7 +85,7 @@ def import_trace(options: argparse.Namespace) -> int:
         raise UsageError(f"--split: takes one file, got {options.up} too; import each by itself")
     files = [path for path in (options.down, options.up) if path is not None]
     _check_formats(options, {path: format_of(read_file(path)) for path in files})
-    drives = _drives(options, step_s, columns, gap_s)
+    drives = drives_of_file(options, step_s, columns, gap_s)
     up_notes: list[str] = []
     up = None
     if options.up is not None:
@@ -255,13 +255,13 @@ MAX_NAME = 32
 """Characters of the name of a link or a profile."""
 
 
-def _drives(
+def drives_of_file(
     options: argparse.Namespace,
     step_s: float | None,
     columns: dict[str, Column] | None,
     gap_s: float | None,
 ) -> list[tuple[str, Trace, list[str]]]:
-    """Return the label, the trace and the notes of each drive; of the whole file without a split.
+    """Return the label, trace and notes of each drive of `options.down`, whole without a split.
 
     A drive of one row has no duration, and one that repeats another adds nothing: they are left
     out, and the notes of the first drive state it.
@@ -516,7 +516,7 @@ def _number(option: str, text: str) -> float:
 def import_log(options: argparse.Namespace) -> int:
     """Write a log of exchanges in our format, and print what it has; return the exit code."""
     name = options.name or _name_of(options.log)
-    _check_name(name)
+    check_name(name)
     try:
         columns = None if options.columns is None else parse_log_columns(options.columns)
     except ValueError as exc:
@@ -553,7 +553,12 @@ def _duration_line(log: ExchangeLog, key: str, values: Floats) -> str:
     )
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Check the name of a link or a profile that is written.
+
+    Raises:
+        UsageError: It is not one.
+    """
     if NAME.fullmatch(name) is None:
         raise UsageError(
             f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; choose another"
@@ -721,6 +726,10 @@ def main(options: argparse.Namespace) -> int:
             from fairbed.testbed.cli.profiles_plot import plot
 
             return plot(options)
+        if options.action == "fit":
+            from fairbed.testbed.cli.profiles_fit import fit_link
+
+            return fit_link(options)
         return import_log(options) if options.action == "import-log" else import_trace(options)
     except ProfileError as exc:
         raise UsageError(str(exc)) from exc
