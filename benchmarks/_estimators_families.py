@@ -204,7 +204,10 @@ def _drawn(found: Recordings, rng: np.random.Generator) -> str:
     if up is None:
         other = found[rng.integers(len(found))][0]
         up = UP_RATIO * np.roll(other, rng.integers(len(other)))
-    lines = (f"{t},{a:.4f},{b:.4f}" for t, (a, b) in enumerate(zip(down, up, strict=False)))
+    both = list(zip(down.tolist(), up.tolist(), strict=False))
+    if not all(any(rates) for rates in zip(*both, strict=True)):  # an outage of the whole time
+        return _drawn(found, rng)
+    lines = (f"{t},{a:.4f},{b:.4f}" for t, (a, b) in enumerate(both))
     return "\n".join(["t_s,down_mbps,up_mbps", *lines, ""])
 
 

@@ -343,7 +343,7 @@ def _episodes(
     tag: Tag,
     source: str,
 ) -> Episodes | None:
-    """Return how often and how long a state is, so that its share of all time is that of the drives.
+    """Return how often and how long a state is, with its share of all time.
 
     Args:
         masks: Steps of each drive in the state, shape (S,).

@@ -159,12 +159,14 @@ def _fitted(
     rates = [each.rates(column) for each in drives]
     total_s = step_s * sum(map(len, rates))
     which = "" if pattern is None else f" ({pattern})"
-    source = f"fairbed profiles fit of {len(drives)} drives{which}, {total_s:g} s: {origin}"
+    count = f"{len(drives)} drive{'s' * (len(drives) != 1)}"
+    source = f"fairbed profiles fit of {count}{which}, {total_s:g} s: {origin}"
     return fit_direction(rates, step_s, "measured", source[:MAX_TEXT])
 
 
 def _rate(found: Direction, origin: str) -> Varying[float, float]:
-    source = f"median while connected of {found.drives} drives, {found.seconds:g} s: {origin}"
+    drives = f"{found.drives} drive{'s' * (found.drives != 1)}"
+    source = f"median while connected of {drives}, {found.seconds:g} s: {origin}"
     spread: Spread[float] = found.spread
     return Varying(value=found.median_bps, tag="measured", source=source[:MAX_TEXT], spread=spread)
 
@@ -197,7 +199,7 @@ def _line(way: str, found: Direction) -> str:
     spread = found.spread
     fast = 1.0 - spread.drive - spread.slow
     text = (
-        f"{way}: {found.drives} drives, {found.seconds:g} s, median {found.median_bps / 1e6:.3g} "
+        f"{way}: {found.drives} drive{'s' * (found.drives != 1)}, {found.seconds:g} s, median {found.median_bps / 1e6:.3g} "
         f"Mbit/s while connected, at 0 for {100.0 * found.zero_share:.1f} % of the time; variance "
         f"of scores: {spread.drive:.0%} between drives, {spread.slow:.0%} slow "
         f"({spread.slow_s:g} s), {fast:.0%} fast"
@@ -205,6 +207,8 @@ def _line(way: str, found: Direction) -> str:
     for name, state in (("outage", found.outages), ("degraded", found.degraded)):
         if state is not None:
             text += f"; {name} every {state.value:g} s, for {float(state.lengths().at(0.5)):g} s"
+    if found.drives == 1:
+        text += "; one drive does not show how drives differ: all devices have its distribution"
     return text
 
 
