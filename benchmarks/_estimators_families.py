@@ -53,6 +53,8 @@ class Family:
     """Regular expression of the names of its recordings."""
     is_fast: bool = False
     """Faster boards send float32, so that transfers still take much of an exchange."""
+    scale: float = 1.0
+    """Factor on the recorded rates: 0.1 is as slow as a model of ten times the size."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -95,6 +97,7 @@ FAMILIES: Mapping[str, Family] = {
             ("us_drives_2023.csv.xz",),
             names=f"^{kind}-down-",
             is_fast=True,
+            scale=0.1,
         )
         for name, title, link, kind in (
             ("att", "5G and LTE of AT&T", "5g-driving", "att"),
@@ -142,6 +145,7 @@ def recordings(family: Family, data: Path) -> Recordings:
         for name, rates in found.items()
         if re.search(family.names, name) and len(rates) >= LEAST_S
     )
+    found = {name: family.scale * rates for name, rates in found.items()}
     return [(found[name], found.get(name.removesuffix(".down") + ".up")) for name in names]
 
 
