@@ -16,12 +16,12 @@ from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 ERROR_DISCOUNT = 0.9
 """Factor on the weight of an error at each later one of the same device."""
 
-FLEET_WEIGHT = 3.0
+FLEET_WEIGHT = 10.0
 """Weight of the errors of all devices in those of a device, in exchanges."""
 
-SHARPNESS = 6.0
-"""How fast the weight follows the ratio of the errors: one that is a fifth larger halves it about
-three times."""
+SHARPNESS = 4.0
+"""How fast the weight follows the ratio of the errors: with one that is a fifth larger it falls
+from a half to a third."""
 
 LARGEST_ERROR = 1.0
 """Limit of an error, in logarithms: a hole in the coverage does not decide."""
@@ -47,8 +47,8 @@ class MixtureEstimator:
     """Combines `phases` and the last exchange time of each device by their recent errors.
 
         ln tau_hat = (1 - w) ln phases + w ln last
-        w = E_phases^p / (E_phases^p + E_last^p),   p = 6
-        E = (sum_i g_i e_i + F e) / (sum_i g_i + F),   g_i = 0.9^(k - i),  F = 3
+        w = E_phases^p / (E_phases^p + E_last^p),   p = 4
+        E = (sum_i g_i e_i + F e) / (sum_i g_i + F),   g_i = 0.9^(k - i),  F = 10
 
     with e_i the sizes of the errors ln(tau_i / predicted) of a predictor on the device, at most 1,
     and e their mean over all devices. After a surprise, an exchange whose time was far from the
@@ -71,7 +71,8 @@ class MixtureEstimator:
         """
         self._phases = PhaseEstimator(lambda_, discount)
         self._last_s: Floats = np.zeros(0)
-        """Time of the last exchange of each device, seconds, shape (N,); 0 before the first."""
+        """Time of the last exchange of each device, seconds, shape (N,); 0 before the first, and
+        after one that did not end."""
         self._is_surprised: Bools = np.zeros(0, dtype=np.bool_)
         """The last exchange was a surprise, shape (N,)."""
         self._sums: Floats = np.zeros((0, 3))
@@ -101,7 +102,7 @@ class MixtureEstimator:
         """Learn from exchanges: rows (K,), their contexts before selection (K, 4).
 
         The time of an exchange with a phase that was not seen is a lower bound; only `phases`
-        learns from it.
+        learns from it, and predicts the next one alone.
 
         Raises:
             ValueError: As `PhaseEstimator.observe`. Nothing is learned then.
@@ -134,14 +135,15 @@ class MixtureEstimator:
                 self._sums[row] += counted
             self._is_surprised[row] = is_surprise
         self._fleet = fleet
-        self._last_s[rows[is_whole]] = tau_s[is_whole]
+        self._last_s[rows] = np.where(is_whole, tau_s, 0.0)
 
     def _errors(self, kind: int) -> Floats:
         """Return E of `phases` and of the last value, shape (2, N)."""
         count, *of_fleet = self._fleet[kind].tolist()
         fleet = np.array(of_fleet) / count if count else np.ones(2)
         if kind == _SURPRISED:
-            return np.repeat(fleet[:, None], len(self._sums), axis=1)
+            constant: Floats = np.repeat(fleet[:, None], len(self._sums), axis=1)
+            return constant
         weight = self._sums[:, 0] + FLEET_WEIGHT
         errors: Floats = (self._sums[:, 1:].T + FLEET_WEIGHT * fleet[:, None]) / weight
         return errors
@@ -161,7 +163,7 @@ class MixtureEstimator:
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists."""
-        rows = np.flatnonzero(self._last_s)
+        rows = np.flatnonzero((self._last_s > 0.0) | (self._sums[:, 0] > 0.0))
         return {
             "phases": self._phases.to_state(),
             "rows": rows.tolist(),
