@@ -332,7 +332,8 @@ def test_a_context_that_exchanges_contradict_is_replaced_for_the_estimator(estim
     assert chosen.context[0, DOWN] == pytest.approx(0.05), "the store keeps the claim"
     assert times_s[0] == pytest.approx(times_s[1], rel=1e-9)
     deceived_s = believing.select(9, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
-    assert deceived_s[0] < 0.9 * deceived_s[1]
+    if estimator != "mixture":  # it sees that the last exchange was as long as before
+        assert deceived_s[0] < 0.9 * deceived_s[1]
     assert believing.context_changes == []
 
 
