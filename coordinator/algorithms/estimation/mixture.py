@@ -101,8 +101,8 @@ class MixtureEstimator:
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
         """Learn from exchanges: rows (K,), their contexts before selection (K, 4).
 
-        The time of an exchange with a phase that was not seen is a lower bound; only `phases`
-        learns from it, and predicts the next one alone.
+        The time of an exchange that did not end is a lower bound: only `phases` learns from it, and
+        predicts the next one alone.
 
         Raises:
             ValueError: As `PhaseEstimator.observe`. Nothing is learned then.
@@ -116,7 +116,9 @@ class MixtureEstimator:
         self._is_surprised, self._sums = grown(self._is_surprised, n), grown(self._sums, n)
         mixed_s = self._mixed(predicted_s)
         tau_s = measured.tau_s
-        is_whole: Bools = np.isfinite(measured.phases_s).all(axis=1) & (tau_s > 0.0)
+        is_whole: Bools = tau_s > 0.0
+        if measured.is_bound is not None:
+            is_whole = is_whole & ~measured.is_bound
         known = is_whole & (predicted_s[rows] > 0.0) & (self._last_s[rows] > 0.0)
         usual = self._errors(_ORDINARY)[0]
         fleet = self._fleet.copy()

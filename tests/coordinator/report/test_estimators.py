@@ -36,7 +36,12 @@ def test_only_the_global_mean_ignores_differences_between_devices(reader: RunRea
 
 def test_the_table_has_a_line_for_each(reader: RunReader) -> None:
     lines = estimates_table(compare_estimators(reader)).splitlines()
-    assert [line.split("  ")[0] for line in lines[1:7]] == ["ridge", "phases", "mixture", *BASELINES]
+    assert [line.split("  ")[0] for line in lines[1:7]] == [
+        "ridge",
+        "phases",
+        "mixture",
+        *BASELINES,
+    ]
 
 
 def test_a_run_without_exchanges_has_no_errors(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_an_exchange_that_did_not_end_is_left_to_the_phases() -> None:
     for estimator in (mixture, phases):
         exchanges(estimator, rates, np.random.default_rng(1))
     context = np.tile([1.0, 0.0, 2.0, 2.0], (DEVICES, 1))
-    lost = Measured(np.full(2, 500.0), np.full((2, 5), np.nan))
+    lost = Measured(np.full(2, 500.0), np.full((2, 5), np.nan), np.ones(2, dtype=np.bool_))
     for estimator in (mixture, phases):
         estimator.observe(np.array([0, 3]), context[:2], lost)
     made, of_phases = (each.predict(context).tau_hat_s for each in (mixture, phases))
