@@ -33,8 +33,8 @@ MAHIMAHI_SOURCE = "ravinet/mahimahi ae477d4 (Winstein et al., NSDI 2013)"
 PAUSE_MBPS = 0.05
 """Lower rates of 5G Ireland are the pauses of some seconds between two files."""
 
-IRELAND_DELAY = """delay_s = { value = 0.0375, tag = "measured", source = "half of the median round \
-trip, 75 ms, of 3,208 pings (uccmisl/5Gdataset 306d92e; Raca et al., MMSys 2020)" }
+IRELAND_DELAY = """delay_s = { value = 0.0375, tag = "measured", source = "half of the median \
+round trip, 75 ms, of 3,208 pings (uccmisl/5Gdataset 306d92e; Raca et al., MMSys 2020)" }
 jitter_s = { value = 0.008, tag = "measured", source = "the middle half of 3,208 pings spans 69-84 \
 ms: 15 ms / 1.349 is 11 ms of the round trip, / sqrt 2 of one way (uccmisl/5Gdataset 306d92e)" }
 """

@@ -1,7 +1,7 @@
 """`fairbed profiles fit`: a link from recorded drives, as a process that draws others like them."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,9 +16,8 @@ from fairbed.profiles.traces.columns import parse_columns
 from fairbed.profiles.traces.trace import ONE_WAY
 from fairbed.profiles.write import to_toml
 from fairbed.testbed.cli import DONE
-from fairbed.testbed.cli.profiles import check_name, drives_of_file
+from fairbed.testbed.cli.profile_drives import check_name, drives_of_file, number_of
 from fairbed.testbed.errors import UsageError
-from fairbed.testbed.units import duration_s, rate_bps
 from fairbed.wire.printable import printable
 
 STEP = "1s"
@@ -43,7 +42,7 @@ class Drive:
 def fit_link(options: argparse.Namespace) -> int:
     """Write the link that is fitted to the drives of some files; return the exit code."""
     check_name(options.name)
-    step_s = _number("--step", options.step or STEP, duration_s)
+    step_s = number_of("--step", options.step or STEP)
     if step_s <= 0.0:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
     drives = [drive for path in options.files for drive in _read(path, options, step_s)]
@@ -83,7 +82,7 @@ def _read(path: Path, options: argparse.Namespace, step_s: float) -> list[Drive]
             columns = parse_columns(options.columns)
         except ValueError as exc:
             raise UsageError(f"--columns: {exc}") from exc
-    gap_s = None if options.gap is None else _number("--gap", options.gap, duration_s)
+    gap_s = None if options.gap is None else number_of("--gap", options.gap)
     found = drives_of_file(of_file, step_s, columns, gap_s)
     return [Drive(label or path.name, trace) for label, trace, _ in found]
 
@@ -121,7 +120,7 @@ def _profile(
             print(_line(way, found))
     pairs = _pairs(down, up)
     coupling = coupling_of(pairs)
-    delay_s = None if options.delay is None else _number("--delay", options.delay, duration_s)
+    delay_s = None if options.delay is None else number_of("--delay", options.delay)
     return LinkProfile(
         name=options.name,
         title=options.title or f"Link fitted to {len(down)} drives of {names}"[:MAX_TEXT],
@@ -131,7 +130,7 @@ def _profile(
             up=_rate(of_up, origin)
             if of_up is not None
             else Varying(
-                value=_number("--up-rate", options.up_rate, rate_bps),
+                value=number_of("--up-rate", options.up_rate),
                 tag="literature",
                 source=GIVEN,
             ),
@@ -199,9 +198,9 @@ def _line(way: str, found: Direction) -> str:
     spread = found.spread
     fast = 1.0 - spread.drive - spread.slow
     text = (
-        f"{way}: {found.drives} drive{'s' * (found.drives != 1)}, {found.seconds:g} s, median {found.median_bps / 1e6:.3g} "
-        f"Mbit/s while connected, at 0 for {100.0 * found.zero_share:.1f} % of the time; variance "
-        f"of scores: {spread.drive:.0%} between drives, {spread.slow:.0%} slow "
+        f"{way}: {found.drives} drive{'s' * (found.drives != 1)}, {found.seconds:g} s, median "
+        f"{found.median_bps / 1e6:.3g} Mbit/s while connected, at 0 for "
+        f"{100.0 * found.zero_share:.1f} % of the time; variance of scores: {spread.drive:.0%} between drives, {spread.slow:.0%} slow "
         f"({spread.slow_s:g} s), {fast:.0%} fast"
     )
     for name, state in (("outage", found.outages), ("degraded", found.degraded)):
@@ -210,10 +209,3 @@ def _line(way: str, found: Direction) -> str:
     if found.drives == 1:
         text += "; one drive does not show how drives differ: all devices have its distribution"
     return text
-
-
-def _number(option: str, text: str, read: Callable[[str], float]) -> float:
-    try:
-        return read(text)
-    except ValueError as exc:
-        raise UsageError(f"{option}: {exc}") from exc

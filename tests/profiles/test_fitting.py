@@ -21,14 +21,14 @@ from fairbed.profiles.tracks import device_tracks, draw_rates, draw_spread
 RATES = ((0.0, 1e6), (0.25, 8e6), (0.5, 20e6), (0.75, 45e6), (1.0, 120e6))
 
 
-def link(**states: Episodes) -> Link:
+def link(outages: Episodes | None = None) -> Link:
     spread: Spread[float] = Spread(
         quantiles=RATES, step_s=1.0, correlation=0.6, drive=0.3, slow=0.4, slow_s=50.0
     )
     rate: Varying[float, float] = Varying(
         value=20e6, tag="measured", source="invented", spread=spread
     )
-    return Link(down=rate, up=rate, **states)
+    return Link(down=rate, up=rate, outages=outages)
 
 
 def episodes(every_s: float, *, drive: float = 0.0, ratio: float = 0.0) -> Episodes:
@@ -108,7 +108,7 @@ def test_seeds_fix_a_link_and_runs_share_it_with_replays() -> None:
     of = link(outages=episodes(150.0, drive=0.8))
 
     def tracks(seed: int) -> object:
-        return device_tracks(None, of, lambda *_: None, np.random.default_rng(seed)).link  # type: ignore[arg-type,return-value]
+        return device_tracks(None, of, lambda *_: None, np.random.default_rng(seed)).link  # type: ignore[arg-type]
 
     assert tracks(1) == tracks(1)
     assert tracks(1) != tracks(2)
