@@ -197,11 +197,12 @@ def _line(way: str, found: Direction) -> str:
     """Return what was found in one direction."""
     spread = found.spread
     fast = 1.0 - spread.drive - spread.slow
+    rate, zero = found.median_bps / 1e6, 100.0 * found.zero_share
+    count = f"{found.drives} drive{'s' * (found.drives != 1)}"
     text = (
-        f"{way}: {found.drives} drive{'s' * (found.drives != 1)}, {found.seconds:g} s, median "
-        f"{found.median_bps / 1e6:.3g} Mbit/s while connected, at 0 for "
-        f"{100.0 * found.zero_share:.1f} % of the time; variance of scores: {spread.drive:.0%} between drives, {spread.slow:.0%} slow "
-        f"({spread.slow_s:g} s), {fast:.0%} fast"
+        f"{way}: {count}, {found.seconds:g} s, median {rate:.3g} Mbit/s while connected, at 0 for "
+        f"{zero:.1f} % of the time; variance of scores: {spread.drive:.0%} between drives, "
+        f"{spread.slow:.0%} slow ({spread.slow_s:g} s), {fast:.0%} fast"
     )
     for name, state in (("outage", found.outages), ("degraded", found.degraded)):
         if state is not None:
