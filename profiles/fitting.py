@@ -41,9 +41,9 @@ LENGTH_SHARES = (
 )
 """Quantiles of the lengths of states, by the least number of them."""
 
-CUT_FACTOR = 1.5
-"""A state that begins before a drive or ends after it is this much longer than what was recorded:
-the mean if every place of the cut is as likely and lengths are not too different."""
+CUT_FACTOR = 1.25
+"""A state that begins before a drive or ends after it is taken as so much longer than recorded:
+how much is not known, and 1 is too short."""
 
 LEAST_EPISODES = 3
 """Fewer states of a kind in all drives together are left out."""
