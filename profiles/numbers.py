@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from fairbed.profiles.population import Distributed
-from fairbed.profiles.quantities import Quantity, Varying
+from fairbed.profiles.quantities import Episodes, Quantity, Varying
 from fairbed.profiles.schema import Power
 
 Number: TypeAlias = Quantity[Any] | Distributed[Any]
@@ -40,6 +40,12 @@ def schedule_text(number: Number) -> str:
         return f"distributed from {distribution.lowest:g} to {distribution.highest:g}"
     if isinstance(number, Power) and number.range != (number.value, number.value):
         return f"published from {number.range[0]:g} to {number.range[1]:g}"
+    if isinstance(number, Episodes):
+        lengths = number.lengths()
+        return (
+            f"for {lengths.lowest:g} to {lengths.highest:g} s, half of them at most "
+            f"{float(lengths.at(0.5)):g} s; between devices e^(+-{number.drive:g})"
+        )
     if not isinstance(number, Varying):
         return ""
     if number.series is not None:
@@ -56,5 +62,10 @@ def schedule_text(number: Number) -> str:
         return (
             f"drawn every {spread.step_s:g} s from {distribution.lowest:g} to "
             f"{distribution.highest:g}, correlation {spread.correlation:g}"
+        ) + (
+            f"; of the variance {spread.drive:.0%} between devices, {spread.slow:.0%} slow "
+            f"({spread.slow_s:g} s)"
+            if spread.drive or spread.slow
+            else ""
         )
     return ""

@@ -138,18 +138,33 @@ class Spread(Strict, Generic[E], frozen=True, kw_only=True):
     """Distribution of a number over time, for a trace that may not be published.
 
     Each device gets its own synthetic schedule, drawn with the seed of the experiment, with these
-    quantiles and this correlation of successive values.
+    quantiles and these correlations over time (`profiles.tracks.draw_spread`).
     """
 
     quantiles: tuple[tuple[Share, E], ...]
-    """`[share, value]`: for this share of the time the number is at most `value`."""
+    """`[share, value]`: for this share of the time of all devices the number is at most `value`."""
     step_s: Seconds
     """Duration of each value, seconds."""
     correlation: Correlation
-    """Correlation of the normal scores of successive values."""
+    """Correlation of the fast part of the normal scores of successive values."""
+    drive: Share = 0.0
+    """Share of the variance of the scores that a device keeps: devices then have different means.
+    Each drive that was recorded is a device."""
+    level: Annotated[float, Meta(ge=0.0, le=3.0)] = 0.0
+    """Standard deviation of the logarithm of a factor on all values of a device: how little is
+    known about the next device from the few that were recorded."""
+    slow: Share = 0.0
+    """Share of the variance of the scores that changes with the time constant `slow_s`."""
+    slow_s: Seconds = 60.0
+    """Time constant of the slow part, seconds."""
 
     def __post_init__(self) -> None:
         self.distribution()
+        if self.drive + self.slow > 1.0 + 1e-9:
+            raise ValueError(
+                "drive and slow are shares of one variance and must be at most 1 together, got "
+                f"{self.drive:g} and {self.slow:g}"
+            )
 
     def distribution(self) -> Quantiles:
         """Return the distribution of the values.
@@ -158,6 +173,32 @@ class Spread(Strict, Generic[E], frozen=True, kw_only=True):
             ValueError: It violates a rule of quantiles.
         """
         return Quantiles(self.quantiles)  # type: ignore[arg-type]  # E is always a float
+
+
+class Episodes(Quantity[Seconds], frozen=True, kw_only=True):
+    """A state that a link enters now and then, in both directions; `value` is how often.
+
+    `value` is the mean time between the end of one episode and the start of the next one, seconds,
+    on the typical device: half of all devices have a longer one.
+    """
+
+    length_s: tuple[tuple[Share, Seconds], ...]
+    """`[share, seconds]`: this share of the episodes lasts at most so long."""
+    drive: Annotated[float, Meta(ge=0.0, le=5.0)] = 0.0
+    """Standard deviation between devices of the logarithm of the time between episodes."""
+    rate_ratio: Correlation = 0.0
+    """Rates of the link during an episode, relative to those without it; 0 is no coverage."""
+
+    def __post_init__(self) -> None:
+        self.lengths()
+
+    def lengths(self) -> Quantiles:
+        """Return the distribution of the lengths, seconds.
+
+        Raises:
+            ValueError: It violates a rule of quantiles.
+        """
+        return Quantiles(self.length_s)
 
 
 class Varying(Quantity[T], Generic[T, E], frozen=True, kw_only=True):

@@ -13,7 +13,17 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, field, structs
 
-from fairbed.profiles.quantities import Moment, Quantity, Seconds, Share, Strict, Text, Varying
+from fairbed.profiles.quantities import (
+    Correlation,
+    Episodes,
+    Moment,
+    Quantity,
+    Seconds,
+    Share,
+    Strict,
+    Text,
+    Varying,
+)
 from fairbed.profiles.traces.trace import MAX_CLOCK_RATIO
 
 Kind: TypeAlias = Literal["board", "phone", "computer"]
@@ -91,6 +101,13 @@ class Link(Strict, frozen=True, kw_only=True):
     """Standard deviation of the one-way delay, seconds; absent is 0, a constant delay."""
     loss: Varying[Loss, Loss] | None = field(name="loss_ratio", default=None)
     """Share of packets lost in each direction; absent is 0."""
+    outages: Episodes | None = field(name="outage_every_s", default=None)
+    """State without coverage: time between two of them, and their lengths; absent: none, except
+    where a rate is 0."""
+    degraded: Episodes | None = field(name="degraded_every_s", default=None)
+    """State in which both rates fall to a share of what they are otherwise; absent: none."""
+    coupling: Quantity[Correlation] | None = None
+    """Correlation of the scores of the two rates; absent is 0: each is drawn by itself."""
     queue_depth: Quantity[QueueMs] | None = field(name="queue_ms", default=None)
     """Depth of the queue of each direction, as time at the fastest rate of the link, milliseconds;
     excludes `queue_bytes`; absent is 100 ms and at least 10 packets."""
@@ -105,6 +122,25 @@ class Link(Strict, frozen=True, kw_only=True):
                 f"queue_ms and queue_bytes exclude each other, got {self.queue_depth.value:g} ms "
                 f"and {self.queue_size.value} bytes; remove one"
             )
+        for key, episodes in (("outage", self.outages), ("degraded", self.degraded)):
+            if episodes is None:
+                continue
+            if (key == "outage") != (episodes.rate_ratio == 0.0):
+                rule = "must be 0" if key == "outage" else "must be more than 0"
+                raise ValueError(
+                    f"{key}_every_s.rate_ratio: {rule}, got {episodes.rate_ratio:g}; without "
+                    "coverage a link is in an outage"
+                )
+            if any(each.trace or each.series for each in (self.down, self.up)):
+                raise ValueError(
+                    f"{key}_every_s: must not be given beside rates of a series or a trace, which "
+                    "have their own states; remove one"
+                )
+
+    @property
+    def is_drawn_together(self) -> bool:
+        """Its rates share states, or are correlated."""
+        return not (self.outages is None and self.degraded is None and self.coupling is None)
 
     @property
     def queue(self) -> LinkQueue:

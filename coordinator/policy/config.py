@@ -586,7 +586,7 @@ APP: Policy = "app"
 """An application selects by itself; only a live run of one has this policy."""
 
 
-ESTIMATORS = ("phases", "ridge")
+ESTIMATORS = ("mixture", "phases", "ridge")
 """The built-in estimators; others are plug-ins."""
 
 
@@ -631,9 +631,10 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Guaranteed long-run selection rate of every device (rbcs-f)."""
     V: NonNegativeFloat = 20.0
     """Weight of time against fairness (rbcs-f), 1/s."""
-    estimator: Annotated[str, Meta(examples=list(ESTIMATORS))] = "ridge"
-    """Predicts exchange times: by one regression of the whole time, as in the paper (ridge), or by
-    one regression per phase (phases)."""
+    estimator: Annotated[str, Meta(examples=list(ESTIMATORS))] = "mixture"
+    """Predicts exchange times: by one regression of the whole time, as in the paper (ridge), by one
+    regression per phase (phases), or by the latter and the last exchange, weighted by their recent
+    errors (mixture)."""
     estimator_options: dict[str, Any] = {}
     """Keyword arguments of a plug-in estimator."""
     ridge_lambda: Annotated[float, Meta(ge=1e-6, le=1e12)] = 1.0

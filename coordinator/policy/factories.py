@@ -58,6 +58,10 @@ def make_estimator(config: SelectionConfig) -> Estimator:
             from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 
             return PhaseEstimator(config.ridge_lambda, config.discount)
+        case "mixture":
+            from fairbed.coordinator.algorithms.estimation.mixture import MixtureEstimator
+
+            return MixtureEstimator(config.ridge_lambda, config.discount)
         case name:
             from fairbed.coordinator.algorithms.estimation.guarded import GuardedEstimator
 

@@ -9,6 +9,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, DOWN, UP, Learner, Measured
 from fairbed.coordinator.algorithms.estimation.baselines import DeviceMean, GlobalMean, LastValue
+from fairbed.coordinator.algorithms.estimation.mixture import MixtureEstimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.prequential import (
     AllDevices,
@@ -101,6 +102,7 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
     return {
         "ridge": RidgeEstimator(*prior),
         "phases": PhaseEstimator(*prior),
+        "mixture": MixtureEstimator(*prior),
         "last value": LastValue(),
         "device mean": DeviceMean(),
         "global mean": GlobalMean(),

@@ -711,6 +711,39 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--source", help="origin of the trace")
     importing.add_argument("--licence", help="licence of the trace")
     importing.add_argument("--force", action="store_true", help="replace existing files")
+    fit = action("fit", "fit a link to recorded drives: its states, rates and their persistence")
+    fit.add_argument("files", type=Path, nargs="+", metavar="FILE", help="traces or tables of them")
+    fit.add_argument("--name", required=True, help="name of the link")
+    fit.add_argument(
+        "--down",
+        metavar="DRIVES",
+        help="drives of the downlink: 'att-down-*' (default all)",
+    )
+    fit.add_argument(
+        "--up", metavar="DRIVES", help="drives of the uplink (default: those with a column of it)"
+    )
+    fit.add_argument(
+        "--split",
+        nargs="?",
+        const="time",
+        metavar="HOW",
+        help="drives of a table: where the time falls (time, the default), by a column, or by "
+        "both: COLUMN,time",
+    )
+    fit.add_argument("--columns", metavar="NAMES", help="columns and units, as for import")
+    fit.add_argument("--step", metavar="TIME", help="average the rates over TIME (default 1s)")
+    fit.add_argument("--gaps", choices=("cut", "hold", "zero"), help="as for import")
+    fit.add_argument("--gap", metavar="TIME", help="as for import")
+    fit.add_argument("--up-rate", metavar="RATE", help="rate of the uplink, if no drive has it")
+    fit.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")
+    fit.add_argument("--title", help="one line about the link")
+    fit.add_argument("--source", help="origin of the drives")
+    fit.add_argument("--licence", help="licence of the drives")
+    fit.add_argument(
+        "--to", type=Path, default=Path(), metavar="DIR", help="folder (default: this one)"
+    )
+    fit.add_argument("--as-is", action="store_true", help="as for import")
+    fit.add_argument("--force", action="store_true", help="replace an existing file")
     log = action("import-log", "make exchange times for replays from a log of exchanges")
     log.add_argument("log", type=Path, help="CSV file with a header, one row per exchange")
     log.add_argument("--name", help="name of the exchange times (default: from the file)")

@@ -1,4 +1,4 @@
-"""`fairbed profiles`: list, show, check, plot or import device profiles, links and populations."""
+"""`fairbed profiles`: list, show, check, plot, import or fit devices, links and populations."""
 
 import argparse
 import os
@@ -48,48 +48,43 @@ from fairbed.profiles.quantities import Floats
 from fairbed.profiles.traces import Trace
 from fairbed.profiles.traces.columns import (
     Column,
-    own_columns,
     parse_columns,
-    read_columns,
-    read_drives,
 )
-from fairbed.profiles.traces.drives import parse_split
-from fairbed.profiles.traces.files import NAMES, Format, format_of, parse_trace, read_file
-from fairbed.profiles.traces.gaps import GapRule, bridge_gaps
-from fairbed.profiles.traces.iperf import read_iperf
-from fairbed.profiles.traces.tegrastats import read_tegrastats
+from fairbed.profiles.traces.files import NAMES, Format, format_of, read_file
 from fairbed.profiles.traces.trace import ONE_WAY
-from fairbed.profiles.traces.units import check_magnitudes
 from fairbed.testbed.cli import DONE, FAILED
+from fairbed.testbed.cli.profile_drives import (
+    check_name,
+    drives_of_file,
+    of_label,
+    optional,
+    read_trace,
+)
 from fairbed.testbed.emulation.queues import depth_bytes, depth_s
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.file import matching_links
-from fairbed.testbed.units import duration_s, queue_depth, rate_bps
+from fairbed.testbed.units import queue_depth
 from fairbed.wire.printable import printable
-
-NAME = re.compile(r"[a-z0-9-]{1,32}")
-
-MAHIMAHI_STEP_S = 1.0
 
 
 def import_trace(options: argparse.Namespace) -> int:
     """Write links or devices and their traces, print what was imported; return the exit code."""
     name = options.name or _name_of(options.down)
-    _check_name(name)
-    step_s = _optional("--step", options.step)
+    check_name(name)
+    step_s = optional("--step", options.step)
     if step_s is not None and step_s <= 0.0:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
     columns = _columns(options.columns)
-    gap_s = _optional("--gap", options.gap)
+    gap_s = optional("--gap", options.gap)
     if options.split is not None and options.up is not None:
         raise UsageError(f"--split: takes one file, got {options.up} too; import each by itself")
     files = [path for path in (options.down, options.up) if path is not None]
     _check_formats(options, {path: format_of(read_file(path)) for path in files})
-    drives = _drives(options, step_s, columns, gap_s)
+    drives = drives_of_file(options, step_s, columns, gap_s)
     up_notes: list[str] = []
     up = None
     if options.up is not None:
-        up = _read(options.up, options, step_s, columns, gap_s, up_notes)
+        up = read_trace(options.up, options, step_s, columns, gap_s, up_notes)
     imports: dict[str, Imported] = {}
     skipped: list[str] = []
     numbered = [name] if options.split is None else _numbered(name, len(drives))
@@ -99,7 +94,7 @@ def import_trace(options: argparse.Namespace) -> int:
         except UsageError as exc:
             if len(drives) == 1:
                 raise
-            skipped.append(f"{each}{_of(label)}: left out: {exc}")
+            skipped.append(f"{each}{of_label(label)}: left out: {exc}")
     if not imports:
         raise UsageError(skipped[0])
     for each, imported in imports.items():
@@ -109,7 +104,7 @@ def import_trace(options: argparse.Namespace) -> int:
     labels = dict(zip(numbered, (label for label, _, _ in drives), strict=True))
     for each, imported in imports.items():
         for line in imported.found:
-            print(f"{line}{_of(labels[each])}")
+            print(f"{line}{of_label(labels[each])}")
     for line in dict.fromkeys(line for _, _, notes in drives for line in (*notes, *up_notes)):
         print(line)
     for line in skipped:
@@ -241,10 +236,6 @@ def _unused(
     ]
 
 
-def _of(label: str) -> str:
-    return f" ({label})" if label else ""
-
-
 def _numbered(name: str, count: int) -> list[str]:
     """Return a name per drive, within the length of names."""
     longest = MAX_NAME - 1 - len(str(count))
@@ -253,65 +244,6 @@ def _numbered(name: str, count: int) -> list[str]:
 
 MAX_NAME = 32
 """Characters of the name of a link or a profile."""
-
-
-def _drives(
-    options: argparse.Namespace,
-    step_s: float | None,
-    columns: dict[str, Column] | None,
-    gap_s: float | None,
-) -> list[tuple[str, Trace, list[str]]]:
-    """Return the label, the trace and the notes of each drive; of the whole file without a split.
-
-    A drive of one row has no duration, and one that repeats another adds nothing: they are left
-    out, and the notes of the first drive state it.
-    """
-    path = options.down
-    if options.split is None:
-        notes: list[str] = []
-        return [("", _read(path, options, step_s, columns, gap_s, notes), notes)]
-    content, where = read_file(path), str(path)
-    kind = format_of(content)
-    try:
-        split = parse_split(options.split)
-    except ValueError as exc:
-        raise UsageError(f"--split: {exc}") from exc
-    if kind == "iperf3":
-        found = [
-            ("", test.trace, [f"{path.name}: {test.line}"]) for test in read_iperf(content, where)
-        ]
-    else:
-        chosen = columns or own_columns(content, where)
-        if split.column == chosen["t"].name:
-            raise UsageError(
-                f"--split: must be a column of names, got the time {split.column!r}; use --split "
-                "time to cut where it falls"
-            )
-        found = [
-            (label, read.trace, [f"{path.name}{_of(label)}: {read}"])
-            for label, read in read_drives(content, where, chosen, split)
-        ]
-    kept: list[tuple[str, Trace, list[str]]] = []
-    short = repeats = 0
-    seen: set[bytes] = set()
-    for label, trace, lines in found:
-        key = b"".join(values.tobytes() for values in (trace.t_s, *trace.columns.values()))
-        short += len(trace.t_s) < 2
-        repeats += len(trace.t_s) > 1 and key in seen
-        if len(trace.t_s) > 1 and key not in seen:
-            if not options.as_is:
-                check_magnitudes(trace, f"{where}{_of(label)}")
-            kept.append(
-                (label, _bridged(path, trace, options.gaps or "cut", step_s, gap_s, lines), lines)
-            )
-        seen.add(key)
-    if not kept:
-        raise UsageError(f"{path}: must have drives of 2 rows or more, got none; check --split")
-    if short or repeats:
-        kept[0][2].append(
-            f"{path.name}: {short} drives of one row, {repeats} that repeat another left out"
-        )
-    return kept
 
 
 def _imported(
@@ -336,9 +268,9 @@ def _imported(
     profile = None if options.profile is None else profiles.load(options.profile)
     kind = "Link" if profile is None else "Device"
     description = Description(
-        title=options.title or f"{kind} imported from {files}{_of(label)}",
+        title=options.title or f"{kind} imported from {files}{of_label(label)}",
         source="; ".join(
-            [options.source or f"imported from {files}{_of(label)}", *notes, *up_notes]
+            [options.source or f"imported from {files}{of_label(label)}", *notes, *up_notes]
         ),
         licence=options.licence or "not stated at import: ask the owner before publishing",
     )
@@ -349,18 +281,14 @@ def _imported(
                 down,
                 up,
                 description,
-                _optional("--up-rate", options.up_rate),
-                _optional("--delay", options.delay),
+                optional("--up-rate", options.up_rate),
+                optional("--delay", options.delay),
                 _queue(options),
-                _optional("--down-rate", options.down_rate),
+                optional("--down-rate", options.down_rate),
             )
         return import_parts(name, down, description, profile, None)
     except ValueError as exc:
         raise UsageError(f"{options.down}: {exc}") from exc
-
-
-def _optional(option: str, text: str | None) -> float | None:
-    return None if text is None else _number(option, text)
 
 
 def _queue(options: argparse.Namespace) -> LinkQueue:
@@ -376,82 +304,6 @@ def _columns(text: str | None) -> dict[str, Column] | None:
         return None if text is None else parse_columns(text)
     except ValueError as exc:
         raise UsageError(f"--columns: {exc}") from exc
-
-
-def _read(
-    path: Path,
-    options: argparse.Namespace,
-    step_s: float | None,
-    columns: dict[str, Column] | None,
-    gap_s: float | None,
-    notes: list[str],
-) -> Trace:
-    """Return the trace of a file, and append what was changed in it to `notes`."""
-    content, where = read_file(path), str(path)
-    kind = format_of(content)
-    if kind == "mahimahi":  # it has no gaps: a time without a packet is a rate of 0
-        trace = parse_trace(content, where, step_s or MAHIMAHI_STEP_S)
-        if not options.as_is:
-            check_magnitudes(trace, where)
-        return trace
-    if kind == "iperf3":
-        tests = read_iperf(content, where)
-        if len(tests) > 1:
-            raise UsageError(
-                f"{path}: must be one test, got {len(tests)}; make a link of each: --split"
-            )
-        trace = tests[0].trace
-        notes.append(f"{path.name}: {tests[0].line}")
-    elif kind == "tegrastats":
-        log = read_tegrastats(content, where, _nominal(options), _interval(options))
-        trace = log.trace
-        notes += [f"{path.name}: {line}" for line in log.lines]
-    elif columns is None:
-        trace = parse_trace(content, where)
-    else:
-        found = read_columns(content, where, columns)
-        trace = found.trace
-        notes.append(f"{path.name}: {found}")
-    if not options.as_is:
-        check_magnitudes(trace, where)
-    return _bridged(path, trace, options.gaps or "cut", step_s, gap_s, notes)
-
-
-def _nominal(options: argparse.Namespace) -> float | None:
-    if options.nominal is None:
-        return None
-    try:
-        mhz = float(options.nominal.lower().removesuffix("mhz"))
-    except ValueError:
-        mhz = 0.0
-    if not 0.0 < mhz < 1e5:
-        raise UsageError(f"--nominal: must be a clock in MHz, got {options.nominal}; 1479 is usual")
-    return mhz
-
-
-def _interval(options: argparse.Namespace) -> float | None:
-    seconds = _optional("--interval", options.interval)
-    if seconds is not None and seconds <= 0.0:
-        raise UsageError(f"--interval: must be more than 0, got {options.interval}; 1s is usual")
-    return seconds
-
-
-def _bridged(
-    path: Path,
-    trace: Trace,
-    rule: GapRule,
-    step_s: float | None,
-    gap_s: float | None,
-    notes: list[str],
-) -> Trace:
-    """Return a trace whose gaps follow the rule, averaged over steps, and note the gaps."""
-    try:
-        trace, gaps = bridge_gaps(trace, rule, gap_s)
-        if gaps.count:
-            notes.append(f"{path.name}: {gaps}")
-        return trace if step_s is None else trace.binned(step_s)
-    except ValueError as exc:
-        raise UsageError(f"{path}: {exc}") from exc
 
 
 def _check_imported(path: Path, imported: Imported, *, as_is: bool) -> None:
@@ -506,17 +358,10 @@ def _name_of(path: Path) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:32].strip("-") or "link"
 
 
-def _number(option: str, text: str) -> float:
-    try:
-        return rate_bps(text) if option.endswith("-rate") else duration_s(text)
-    except ValueError as exc:
-        raise UsageError(f"{option}: {exc}") from exc
-
-
 def import_log(options: argparse.Namespace) -> int:
     """Write a log of exchanges in our format, and print what it has; return the exit code."""
     name = options.name or _name_of(options.log)
-    _check_name(name)
+    check_name(name)
     try:
         columns = None if options.columns is None else parse_log_columns(options.columns)
     except ValueError as exc:
@@ -551,13 +396,6 @@ def _duration_line(log: ExchangeLog, key: str, values: Floats) -> str:
         f"{key if key == TOTAL else f'{key}_s'}: mean {values.mean():.4g} s, {quantiles}; "
         f"means of devices {means.min():.4g} to {means.max():.4g} s"
     )
-
-
-def _check_name(name: str) -> None:
-    if NAME.fullmatch(name) is None:
-        raise UsageError(
-            f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; choose another"
-        )
 
 
 SortKey: TypeAlias = Literal["name", "speed", "cores", "memory", "down", "up", "delay"]
@@ -721,6 +559,10 @@ def main(options: argparse.Namespace) -> int:
             from fairbed.testbed.cli.profiles_plot import plot
 
             return plot(options)
+        if options.action == "fit":
+            from fairbed.testbed.cli.profiles_fit import fit_link
+
+            return fit_link(options)
         return import_log(options) if options.action == "import-log" else import_trace(options)
     except ProfileError as exc:
         raise UsageError(str(exc)) from exc

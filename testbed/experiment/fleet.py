@@ -557,7 +557,14 @@ def _traced(link: Link | None, name: str, read_trace: TraceReader) -> Link:
     if link is None:
         source = "no link was named beside the trace"
         link = Link(delay=Varying(value=0.0, tag="literature", source=source))
-    return msgspec.structs.replace(link, down=rate("down_bps"), up=rate("up_bps"))
+    return msgspec.structs.replace(
+        link,
+        down=rate("down_bps"),
+        up=rate("up_bps"),
+        outages=None,
+        degraded=None,
+        coupling=None,
+    )
 
 
 def _queued(link: Link | None, group: FleetConfig, number: int) -> Link | None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fairbed import profiles
-from fairbed.profiles.traces import TraceReader
 
 DATA = Path(os.environ.get("FAIRBED_DATA", "nowhere"))
 
@@ -59,18 +58,6 @@ def test_watts_and_ports_are_among_those_of_the_reviews() -> None:
         ):
             assert profile.link.down_bps == float(found[1]) * 1e6
             assert re.search(rf"^ +primary: {found[1]}$", text, re.M), name
-
-
-def test_the_quantiles_of_lte_are_those_of_the_traces() -> None:
-    read = TraceReader({"FAIRBED_DATA": str(DATA)})
-    names = ["ATT-LTE-driving-2016", "ATT-LTE-driving", "TMobile-LTE-driving"]
-    names += ["TMobile-LTE-short", "Verizon-LTE-short"]
-    traces = [read.trace(f"data:mahimahi/{name}.down") for name in names]
-    pooled = np.concatenate([t.columns["bps"][: int(t.period_s)] for t in traces])
-    spread = profiles.load_link("lte-driving").link.down.spread
-    assert spread is not None
-    for share, value in spread.quantiles:
-        assert value == pytest.approx(np.quantile(pooled, share), rel=0.01)
 
 
 @pytest.mark.parametrize(("key", "column"), [("down_bps", "dl_kbps"), ("up_bps", "ul_kbps")])

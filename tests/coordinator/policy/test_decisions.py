@@ -116,7 +116,7 @@ def test_a_timeout_counts_as_the_deadline_only_if_configured() -> None:
         assert bool(predicted[0] > 5.0) is learnt
 
 
-@pytest.mark.parametrize("estimator", ["ridge", "phases"])
+@pytest.mark.parametrize("estimator", ["ridge", "phases", "mixture"])
 def test_a_missed_deadline_lowers_no_prediction(estimator: str) -> None:
     """A device that took 60 s now misses the deadline of 30 s: it may still need 60 s."""
     registry, made = fleet(2), decisions(estimator=estimator)
@@ -318,7 +318,7 @@ def observe_liar(made: Decisions, registry: Registry, round_id: int, speed: floa
     made.learn(selection, observations([Observation(n, 6.6, phases_s, True, False) for n in rows]))
 
 
-@pytest.mark.parametrize("estimator", ["ridge", "phases"])
+@pytest.mark.parametrize("estimator", ["ridge", "phases", "mixture"])
 def test_a_context_that_exchanges_contradict_is_replaced_for_the_estimator(estimator: str) -> None:
     registry, settings = fleet(5), {"estimator": estimator, "per_round": 5}
     made, believing = decisions(context_check=5.0, **settings), decisions(**settings)
@@ -332,7 +332,8 @@ def test_a_context_that_exchanges_contradict_is_replaced_for_the_estimator(estim
     assert chosen.context[0, DOWN] == pytest.approx(0.05), "the store keeps the claim"
     assert times_s[0] == pytest.approx(times_s[1], rel=1e-9)
     deceived_s = believing.select(9, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
-    assert deceived_s[0] < 0.9 * deceived_s[1]
+    if estimator != "mixture":  # it sees that the last exchange was as long as before
+        assert deceived_s[0] < 0.9 * deceived_s[1]
     assert believing.context_changes == []
 
 

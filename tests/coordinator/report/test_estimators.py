@@ -15,9 +15,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
     return RunReader(fake_run(tmp_path_factory.mktemp("runs") / "run-1"))
 
 
+BASELINES = ["last value", "device mean", "global mean"]
+
+
 def test_every_estimator_learns_from_the_same_exchanges(reader: RunReader) -> None:
     found = compare_estimators(reader)
-    assert list(found) == ["ridge", "phases", "last value", "device mean", "global mean"]
+    assert list(found) == ["ridge", "phases", "mixture", *BASELINES]
     assert len({errors.count for errors in found.values()}) == 1
     valid = [x for x in reader.exchanges() if x.outcome == "done" and x.is_valid]
     assert found["ridge"].count == len(valid) - len({x.device for x in valid})
@@ -33,12 +36,11 @@ def test_only_the_global_mean_ignores_differences_between_devices(reader: RunRea
 
 def test_the_table_has_a_line_for_each(reader: RunReader) -> None:
     lines = estimates_table(compare_estimators(reader)).splitlines()
-    assert [line.split("  ")[0] for line in lines[1:6]] == [
+    assert [line.split("  ")[0] for line in lines[1:7]] == [
         "ridge",
         "phases",
-        "last value",
-        "device mean",
-        "global mean",
+        "mixture",
+        *BASELINES,
     ]
 
 

@@ -240,7 +240,7 @@ def test_refuses_a_discount_outside_its_range(discount: float) -> None:
 
 def test_the_configuration_names_the_estimator() -> None:
     assert isinstance(make_estimator(SelectionConfig(estimator="phases")), PhaseEstimator)
-    assert isinstance(make_estimator(SelectionConfig()), RidgeEstimator)
+    assert isinstance(make_estimator(SelectionConfig(estimator="ridge")), RidgeEstimator)
 
 
 @given(seed=st.integers(0, 2**32 - 1))

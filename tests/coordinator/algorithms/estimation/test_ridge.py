@@ -229,7 +229,7 @@ def test_refuses_a_penalty_that_is_not_positive(lambda_: float) -> None:
 
 
 def test_the_configuration_names_the_penalty() -> None:
-    made = make_estimator(SelectionConfig(ridge_lambda=4.0))
+    made = make_estimator(SelectionConfig(estimator="ridge", ridge_lambda=4.0))
     assert made.predict(contexts((2.0, 0.0, 0.0))).width_s.tolist() == [1.0]
 
 
