@@ -269,4 +269,4 @@ WORK: Mapping[tuple[str, str], StepWork] = {
     ),
 }
 """Work of each model per example, by `testbed.host.torch_work.counted` on `benchmarks._vision`; it
-takes products of recurrent layers for others, which a graph tells apart."""
+takes products of recurrent layers for others, which a graph distinguishes."""

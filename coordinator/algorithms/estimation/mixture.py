@@ -153,7 +153,7 @@ class MixtureEstimator:
     def _mixed(self, predicted_s: Floats) -> Floats:
         """Return tau_hat of each device, shape (N,), given that of `phases`."""
         n = len(predicted_s)
-        mixed = predicted_s.copy()
+        mixed: Floats = predicted_s.copy()
         rows = np.flatnonzero(grown(self._last_s, n)[:n] > 0.0)
         rows = rows[predicted_s[rows] > 0.0]
         kinds = np.stack([self._errors(_ORDINARY), self._errors(_SURPRISED)])[:, :, rows]

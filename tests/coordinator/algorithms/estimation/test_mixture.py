@@ -109,4 +109,4 @@ def test_ridge_is_that_of_the_paper_by_its_name() -> None:
     from fairbed.coordinator.policy.factories import make_estimator
 
     assert isinstance(make_estimator(SelectionConfig(estimator="ridge")), RidgeEstimator)
-    assert isinstance(make_estimator(SelectionConfig()), MixtureEstimator)
+    assert isinstance(make_estimator(SelectionConfig(estimator="mixture")), MixtureEstimator)
