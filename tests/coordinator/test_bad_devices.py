@@ -50,9 +50,9 @@ WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=3)
 
 LOSSES = [
     (None, "rejected", "offer: loss_before is missing, and the aggregation rule needs it"),
-    (math.nan, "bad message", "message: Expected `float` >= 0.0 - at `$.loss_before`"),
+    (math.nan, "bad message", "message: Expected `float` >= -1e+30 - at `$.loss_before`"),
     (math.inf, "bad message", "message: Expected `float` <= 1e+30 - at `$.loss_before`"),
-    (-1.0, "bad message", "message: Expected `float` >= 0.0 - at `$.loss_before`"),
+    (-1.0, "rejected", "offer: a loss must be at least 0, got -1"),
 ]
 
 

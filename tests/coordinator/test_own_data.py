@@ -480,7 +480,7 @@ async def test_a_lie_is_bounded(
     ("field", "value", "kind"),
     [
         ("loss", math.nan, "bad message"),
-        ("loss", -1.0, "bad message"),
+        ("loss", -1.0, "refused"),
         ("correct", 11, "bad message"),
         ("correct", None, "refused"),
         ("pulled", bytes(16), "refused"),

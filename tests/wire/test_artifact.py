@@ -58,7 +58,7 @@ MALFORMED = [
     (
         ("spec", "selfcheck", "loss"),
         NAN,
-        "Expected `float` >= 0.0 - at `$.spec.selfcheck.loss`",
+        "Expected `float` >= -1000000000000.0 - at `$.spec.selfcheck.loss`",
     ),
     (
         ("spec", "selfcheck", "gradient_l2"),

@@ -24,6 +24,7 @@ WITHOUT_TABLE = {
     "lab wheelhouse": "writes files",
     "logs": "prints lines as they were written",
     "new": "writes files",
+    "profiles fit": "writes a file",
     "profiles import": "writes files",
     "profiles import-log": "writes files",
     "profiles plot": "draws",
