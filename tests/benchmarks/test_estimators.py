@@ -162,7 +162,7 @@ def test_a_small_fleet_is_run_and_checked(tmp_path: Path) -> None:
     assert found.exchanges == 2 * 8
     assert 0 <= found.valid <= found.exchanges
     assert list(found.errors) == [
-        *("ridge", "phases", "last value", "device mean", "global mean"),
+        *("ridge", "phases", "mixture", "last value", "device mean", "global mean"),
         "known",
     ]
     assert len({errors.count for errors in found.errors.values()}) == 1
