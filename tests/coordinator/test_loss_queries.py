@@ -251,9 +251,7 @@ async def test_a_device_that_reports_a_huge_loss_is_selected_and_the_loss_is_bou
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-async def test_a_loss_that_is_not_finite_is_a_bad_message(
-    loss: float, tmp_path: Path
-) -> None:
+async def test_a_loss_that_is_not_finite_is_a_bad_message(loss: float, tmp_path: Path) -> None:
     async def report(device: ScriptedDevice) -> None:
         body = encode(device.reply(0.5))
         fields = msgspec.msgpack.decode(body[1:])
@@ -279,7 +277,7 @@ async def test_a_faulty_reply_is_refused_at_once(
     changes: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     async def report(device: ScriptedDevice) -> None:
-        await device.send(device.reply(**{"loss": 99.0, **changes}))
+        await device.send(structs.replace(device.reply(99.0), **changes))
 
     place, _ = await play_with(report, tmp_path, limit_s=30.0)
     assert selected(place) == {"pi-0"}

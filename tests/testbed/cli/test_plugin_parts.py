@@ -202,7 +202,10 @@ def test_options_reach_a_part(experiment: Path, tmp_path: Path) -> None:
         ("aggregation.rule=nowhere", "aggregation.rule: must be one of 'aaggff-d', "),
         ("aggregation.pseudo_gradient=nowhere", "pseudo_gradient: must be one of 'average', "),
         ("aggregation.server=nowhere", "aggregation.server: must be one of 'plain', "),
-        ("selection.estimator=nowhere", "must be one of 'mixture', 'phases', 'ridge' or package.module:Name"),
+        (
+            "selection.estimator=nowhere",
+            "must be one of 'mixture', 'phases', 'ridge' or package.module:Name",
+        ),
         ("aggregation.rule=no.mod:R", "weight rule no.mod:R: must be importable as package.module"),
         ("aggregation.server=json:loads", "server step json:loads: must be made from aggregation."),
         ("selection.estimator=builtins:dict", "estimator builtins:dict: must have predict(), obs"),
@@ -350,7 +353,10 @@ def test_the_doctor_finds_out_what_a_part_of_an_aggregation_is(
         (["--aggregator", "json:nope"], "aggregator json:nope: must be importable as"),
         (["--aggregator", TERM, "--option", "tilt=1e9"], "got ValueError: tilt must be from -1000"),
         (["--aggregator", "q-fedavg", "--option", "q=-1"], "--option: Expected `float` >= 0"),
-        (["--estimator", "nowhere"], "estimator nowhere: must be one of 'mixture', 'phases', 'ridge' or"),
+        (
+            ["--estimator", "nowhere"],
+            "estimator nowhere: must be one of 'mixture', 'phases', 'ridge' or",
+        ),
     ],
 )
 def test_a_part_that_cannot_be_checked_is_one_line(
@@ -405,7 +411,11 @@ def test_show_compares_plug_in_estimators_with_the_built_in_ones(
     ("words", "why", "code"),
     [
         (["--estimator", "ridge"], "--estimator: must be a plug-in, got 'ridge'; the built-in", 2),
-        (["--estimator", "nowhere"], "estimator nowhere: must be one of 'mixture', 'phases', 'ridge' or", 2),
+        (
+            ["--estimator", "nowhere"],
+            "estimator nowhere: must be one of 'mixture', 'phases', 'ridge' or",
+            2,
+        ),
         (["--estimator", "json:loads"], "estimator json:loads: must be made from", 2),
         (["--option", "a=1"], "--option: must be for one --estimator, got 0", 2),
         (["--estimator", "parts_of_test:Patient", "--option", "a"], "--option a: must be KEY=", 2),
