@@ -247,7 +247,7 @@ class DeviceTracks:
     available: Series
     """1 while the device is available, otherwise 0."""
     thermal: Thermal | None
-    """None is no throttling, also of a device that stays below its limit under full load."""
+    """None: the device does not throttle, or stays below its limit under full load."""
 
 
 def device_tracks(

@@ -61,7 +61,7 @@ class Fit:
     source: str
     delay: str
     keeps: Callable[[dict[str, str]], bool] | None = None
-    """Rows of 5G Ireland; None is a file of another data set."""
+    """Rows of 5G Ireland; None for a file of another data set."""
     factor: float = 1.0
     """TCP payload in the rates of a file."""
 

@@ -39,7 +39,8 @@ class Shares:
     convolution: float
     """Dense convolutions."""
     grouped: float
-    """Convolutions of several groups; none is published, so it is between the others."""
+    """Convolutions of several groups, estimated between dense and depthwise ones: no time of them is
+    published."""
     depthwise: float
     """Convolutions of one group per channel."""
     matrix: float

@@ -328,6 +328,12 @@ class AppLoop(TrainingLoop):
             line += (
                 f"; the fleet has {len(self._registry)}: lower min-available-nodes, or add devices"
             )
+        limit_s = self._settings.timeout_s
+        if waits.waited_s > limit_s:
+            raise AppError(
+                f"app: must push messages, or end within {limit_s:g} s (flower.timeout_s), got "
+                f"polls: {line}"
+            )
         self._event_log.event("waiting", line)
         self._services.on_waiting(line)
 

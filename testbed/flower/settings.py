@@ -30,10 +30,11 @@ class FlowerConfig(Section, frozen=True, kw_only=True):
     """Metric of a reply that is the loss of the model before its training, for a rule or a policy
     that needs it; empty: there is none."""
     timeout_s: Annotated[float, Meta(gt=0.0, le=1e7)] = 600.0
-    """Longest time in which the ServerApp does nothing between two steps, seconds."""
+    """Longest time in which the ServerApp does nothing between two steps, or only polls the nodes,
+    seconds."""
     poll_s: Annotated[float, Meta(gt=0.0, le=1e6)] = 5.0
     """With a policy of ours, longest time in which the strategy only polls the nodes of its cohort,
-    seconds."""
+    seconds; an app that waits for nodes is reported at twice this interval."""
 
     @property
     def application(self) -> str:

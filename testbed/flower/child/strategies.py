@@ -25,8 +25,8 @@ from fairbed.device_agent.clients.child.flower_records import (
 from fairbed.testbed.flower.child.app_link import AppLink, Start
 from fairbed.wire.records import Record
 
-WAIT_REPORT_S = 10.0
-"""Interval at which an app that waits for nodes is reported."""
+WAIT_REPORTS = 2
+"""An app that waits for nodes is reported once in so many times `poll_s`."""
 
 MIN_POLLS = 4
 """Polls of the nodes in a row that are a wait, not a computation with them."""
@@ -146,7 +146,7 @@ class Strategies:
         needed = _needed(self._outermost)
         if self._cohort is not None and waited_s > self._start.poll_s:
             raise self._link.fail(_too_few(len(nodes), needed))
-        if now_s - self._reported_s > WAIT_REPORT_S or self._polls == MIN_POLLS:
+        if now_s - self._reported_s > WAIT_REPORTS * self._start.poll_s or self._polls == MIN_POLLS:
             self._reported_s = now_s
             header = {"round": self.round, "waited_s": waited_s, "offered": len(nodes)}
             self._link.send({"is": "waits", **header, "needed": needed})

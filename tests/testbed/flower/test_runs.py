@@ -181,6 +181,11 @@ def test_an_app_with_its_own_loop(run_app: RunApp) -> None:
             r"app: must push messages, or end within 1 s \(flower.timeout_s\)",
         ),
         (
+            {"flower.timeout_s": 6.0, "flower.poll_s": 0.5, "devices": 1},
+            r"must push messages, or end within 6 s \(flower.timeout_s\), got polls: the app waits "
+            r"for devices: 1 of 2 are willing, .* the fleet has 1: lower min-available-nodes",
+        ),
+        (
             {
                 "flower.config.what": "polls",
                 "selection.policy": "uniform",
