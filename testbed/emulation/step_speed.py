@@ -39,8 +39,8 @@ class Shares:
     convolution: float
     """Dense convolutions."""
     grouped: float
-    """Convolutions of several groups, estimated between dense and depthwise ones: no time of them is
-    published."""
+    """Convolutions of several groups, estimated between dense and depthwise ones, since no time of
+    them is published."""
     depthwise: float
     """Convolutions of one group per channel."""
     matrix: float

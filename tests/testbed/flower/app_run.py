@@ -25,6 +25,7 @@ from fairbed.device_agent.clients.child.flower import (
 )
 from fairbed.device_agent.clients.child.frames import Header, Parts, receive_frame, send_frame
 from fairbed.device_agent.clients.process import SERVE, WATCHING
+from fairbed.device_agent.config import MAX_PROCESSES
 from fairbed.testbed.flower import child
 from fairbed.wire.records import Records, decode_records, encode_records
 
@@ -57,6 +58,7 @@ class Clients:
         listening.bind(self._address)
         listening.listen(64)
         loading = {"kind": "flower", "folder": str(folder), "path": path, "options": options}
+        loading["processes"] = MAX_PROCESSES
         process = subprocess.Popen(
             [
                 *(python, str(WATCHING), home, str(SERVE)),
