@@ -318,7 +318,7 @@ def _described(paths: Iterable[str]) -> list[NeededFile]:
     found, data = dict[str, NeededFile](), _data_folder()
     cache = os.path.realpath(os.path.expanduser("~/.cache")) + os.sep
     for path in sorted(map(os.path.realpath, paths)):
-        if path.startswith((*_OF_THE_SYSTEM, cache)) or _COMPILED in path:
+        if path.startswith((*_OF_THE_SYSTEM, cache)) or _is_compiled(path):
             continue
         if not is_of_user(path) or not os.path.isfile(path):
             continue
@@ -326,6 +326,13 @@ def _described(paths: Iterable[str]) -> list[NeededFile]:
         name = os.path.relpath(path, data) if is_data else path
         found[path] = NeededFile(path=name, is_data=is_data, sha256=_sha256(path))
     return list(found.values())
+
+
+def _is_compiled(path: str) -> bool:
+    """Whether Python wrote it from a module, which is a file of its own here."""
+    elsewhere = sys.pycache_prefix  # of PYTHONPYCACHEPREFIX
+    below = elsewhere is not None and path.startswith(os.path.realpath(elsewhere) + os.sep)
+    return below or _COMPILED in path
 
 
 if __name__ == "__main__":

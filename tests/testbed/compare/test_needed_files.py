@@ -1,6 +1,8 @@
 """What a grid depends on, which files it reads, and what another host lacks."""
 
 import hashlib
+import py_compile
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,11 @@ def grid_of(folder: Path, **more: Any) -> Grid:
 def test_own_data_profiles_parts_and_their_files_are_inputs_and_needed_on_hosts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = inputs_of_grid(grid_of(folder))
+    grid = grid_of(folder)
+    monkeypatch.setattr(sys, "pycache_prefix", str(folder / "compiled"))
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(folder / "compiled"))
+    assert py_compile.compile(str(folder / "mine.py"), doraise=True)
+    inputs = inputs_of_grid(grid)
     assert inputs.of_arm["a"] == inputs.of_arm["b"]
     assert set(inputs.of_arm["a"]) == {
         "fairbed",
