@@ -74,6 +74,7 @@ READERS = (
     "testbed/core_stability",
     "testbed/metrics",
     "testbed/notify",
+    "testbed/packs",
     "testbed/web",
 )
 """Folders that start runs or show their results, and change no number in a store."""

@@ -23,6 +23,7 @@ EXTRAS = {
     **dict.fromkeys(("aiohttp", "textual_serve"), "web"),
     **dict.fromkeys(("pandas", "pyarrow"), "analysis"),
     "PIL": "testbed",
+    "backports": "testbed",
     "amqtt": "broker",
     **dict.fromkeys(("prometheus_client", "tensorboardX"), "metrics"),
     "matplotlib": "figures",

@@ -109,6 +109,7 @@ SHIPPED: Mapping[str, Names] = {
         seams=("follower",),
     ),
     "notify": Names(tables=("notify",), seams=("watcher",)),
+    "packs": Names(commands=("pack", "unpack")),
     "remote": Names(seams=("elsewhere", "relay")),
     "web": Names(
         options=_options(

@@ -81,6 +81,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run", "x.toml", "--set", 'notify.command=["true"]'),
         ("replay", "x.toml", "--set", "notify.on=[]"),
     ),
+    "packs": (("pack", "latest"), ("unpack", "x.tar.zst", "--rerun")),
     "remote": (
         ("watch", "mqtts://viewer_alice@example.org"),
         ("command", "mqtts://operator_alice@example.org", "pause"),

@@ -142,7 +142,7 @@ def inputs_of_grid(grid: Grid) -> GridInputs:
             key = _key(experiment)
             distinct.setdefault(key, experiment)
             arms.setdefault(key, []).append(arm.name)
-    needs = dict(zip(distinct, _read_apart(list(distinct.values())), strict=True))
+    needs = dict(zip(distinct, needs_of(list(distinct.values())), strict=True))
     found |= {name: needs[key] for key, names in arms.items() for name in names}
     return GridInputs(found)
 
@@ -170,8 +170,12 @@ def _has_file(group: FleetConfig) -> bool:
     return False
 
 
-def _read_apart(experiments: Sequence[Experiment]) -> list[Needs]:
-    """Return what some experiments read, from the process that sets them up."""
+def needs_of(experiments: Sequence[Experiment]) -> list[Needs]:
+    """Return what some experiments read, from a process that sets them up.
+
+    Raises:
+        RunError: The process failed.
+    """
     if not experiments:
         return []
     done = subprocess.run(
@@ -182,7 +186,7 @@ def _read_apart(experiments: Sequence[Experiment]) -> list[Needs]:
     )
     if done.returncode != 0:
         raise RunError(
-            "compare: the files that the grid reads must be known, but the process that finds "
+            "the files that an experiment reads must be known, but the process that finds "
             f"them ended with exit status {done.returncode}; its output is above"
         )
     return msgspec.json.decode(done.stdout, type=list[Needs])

@@ -1,0 +1,1 @@
+"""A room: packs of runs and grids that a colleague checks and runs again."""
