@@ -17,7 +17,12 @@ from fairbed.coordinator.report.quantities import ratio
 from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.bars import gauge
 from fairbed.coordinator.tui.fleet_columns import TOLERANCE
-from fairbed.coordinator.tui.screens.overview import accuracy_curves, quality_title, queue_curves
+from fairbed.coordinator.tui.screens.overview import (
+    accuracy_curves,
+    curves_title,
+    quality_title,
+    queue_curves,
+)
 from fairbed.coordinator.tui.screens.run_screen import Read, RunScreen
 from fairbed.coordinator.tui.view import DeviceView, RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
@@ -181,7 +186,7 @@ class FairnessScreen(RunScreen):
         self._view = view
         self.query_one("#queues", CurvePlot).curves = queue_curves(view)
         curves = accuracy_curves(view)
-        self.query_one("#accuracy", CurvePlot).show(quality_title(view), curves, has_zero=False)
+        self.query_one("#accuracy", CurvePlot).show(curves_title(view), curves, has_zero=False)
 
     def lacks(self, view: RunView) -> Read | None:
         """Return the read of weights and changed settings once a round was closed or evaluated."""

@@ -14,6 +14,7 @@ from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.log import EventLogView
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
+from fairbed.wire.printable import one_line
 
 
 class Overview(RunScreen):
@@ -45,7 +46,7 @@ class Overview(RunScreen):
         self.query_one(RoundTimeline).show(view)
         self.query_one(EventLogView).show(view)
         curves = accuracy_curves(view)
-        self.query_one("#accuracy", CurvePlot).show(quality_title(view), curves, has_zero=False)
+        self.query_one("#accuracy", CurvePlot).show(curves_title(view), curves, has_zero=False)
         self.query_one("#queues", CurvePlot).curves = queue_curves(view)
 
     @property
@@ -77,11 +78,29 @@ class Overview(RunScreen):
             plot.redraw()
 
 
+METRIC_CURVES = (
+    ("best 10 %", "high", "metric_best10"),
+    ("worst 10 %", "low", "metric_worst10"),
+    ("mean", "main", "metric_mean"),
+)
+"""Label, emphasis and column of each curve of the metric that `evaluation.worst` names."""
+
+MAX_TITLE = 24
+"""Characters of the name of a metric in the title."""
+
+
 def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
     """Return accuracy or error over rounds: mean, and best and worst 10 % of the devices.
 
-    Of a client that measures neither the mean loss.
+    The same of the metric that `evaluation.worst` names. Of a client that measures neither the mean
+    loss.
     """
+    if _has_metric(view):
+        of_metric = [m for m in view.metrics if m.metric_mean is not None]
+        return tuple(
+            Curve(name, style, tuple((m.round, getattr(m, column)) for m in of_metric))
+            for name, style, column in METRIC_CURVES
+        )
     if _has_loss_alone(view):
         known = [(m.round, m.loss_mean) for m in view.metrics]
         return (Curve("mean", "main", tuple((t, loss) for t, loss in known if loss is not None)),)
@@ -98,6 +117,11 @@ def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
     )
 
 
+def _has_metric(view: RunView) -> bool:
+    """Return whether the newest evaluation has the metric that `evaluation.worst` names."""
+    return any(m.metric_mean is not None for m in view.metrics[-1:])
+
+
 def _has_loss_alone(view: RunView) -> bool:
     """Return whether the newest evaluation has neither accuracies nor errors, but a loss."""
     return any(
@@ -106,8 +130,15 @@ def _has_loss_alone(view: RunView) -> bool:
     )
 
 
+def curves_title(view: RunView) -> str:
+    """Return the title of these curves: the metric of `evaluation.worst`, or the measure."""
+    if _has_metric(view) and view.info is not None:
+        return one_line(view.info.plan.evaluation.worst, MAX_TITLE)
+    return quality_title(view)
+
+
 def quality_title(view: RunView) -> str:
-    """Return the title of these curves: Accuracy (of positions), Error (RMSE), or Loss."""
+    """Return the measure of the task: Accuracy (of positions), Error (RMSE), or Loss."""
     if _has_loss_alone(view):
         return "Loss"
     if view.task == "regression":

@@ -5,12 +5,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from fairbed.coordinator.report.device_time import device_seconds
 from fairbed.coordinator.store import RunReader, Store
-from fairbed.coordinator.store.reader import PlannedFleet, Quality, SelectionCounts
+from fairbed.coordinator.store.reader import (
+    PlannedEvaluation,
+    PlannedFleet,
+    Quality,
+    SelectionCounts,
+)
 from fairbed.coordinator.store.tables import (
     AlertRow,
     CommandRow,
@@ -22,7 +28,11 @@ from fairbed.coordinator.tui.fleet_columns import by_key
 from fairbed.coordinator.tui.phase_spans import spans_of
 from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.screens.device import device_facts
-from fairbed.coordinator.tui.screens.overview import accuracy_curves
+from fairbed.coordinator.tui.screens.overview import (
+    accuracy_curves,
+    curves_title,
+    quality_title,
+)
 from fairbed.coordinator.tui.view import (
     ROUNDS_KEPT,
     DeviceView,
@@ -479,6 +489,27 @@ def test_a_test_set_alone_has_no_curve_of_the_best_and_worst_devices(
     view = replace(view, metrics=(first, replace(second, devices=0, accuracy_best10=math.nan)))
     best, worst, mean = accuracy_curves(view)
     assert [len(curve.points) for curve in (best, worst, mean)] == [1, 1, 2]
+
+
+def test_the_curves_are_of_the_metric_whose_worst_tenth_the_run_is_about(
+    run: FakeRun, feed: ViewReader
+) -> None:
+    run.play(2)
+    view = next_view(run, feed, RunView())
+    assert curves_title(view) == "Accuracy"
+    first, second = view.metrics
+    second = replace(second, metric_mean=4.0, metric_worst10=9.0, metric_best10=2.0)
+    assert view.info is not None
+    plan = msgspec.structs.replace(view.info.plan, evaluation=PlannedEvaluation(worst="perplexity"))
+    view = replace(view, metrics=(first, second), info=replace(view.info, plan=plan))
+    assert curves_title(view) == "perplexity"
+    assert quality_title(view) == "Accuracy"
+    best, worst, mean = accuracy_curves(view)
+    assert [curve.points for curve in (best, worst, mean)] == [
+        ((2, 2.0),),
+        ((2, 9.0),),
+        ((2, 4.0),),
+    ]
 
 
 def test_an_open_round_without_its_dispatch_begins_with_the_first_device_at_work(
