@@ -240,7 +240,12 @@ def summarise_run(
             for row in alerts
         ],
         divergence=_divergence(diverged),
-        warnings=_warnings(warned, alerts, exchange, {"evaluation": notes, "test-noise": noise}),
+        warnings=_warnings(
+            warned,
+            alerts,
+            exchange,
+            {"evaluation": notes, "test-noise": noise, "validation": _part_notes(info, metrics)},
+        ),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -488,6 +493,16 @@ BATCH_NORM = {
     )
 }
 """What the scores of a run are whose devices keep values of the model."""
+
+
+def _part_notes(info: RunInfo, metrics: Sequence[MetricRow]) -> list[str]:
+    """Return that the scores of a run are no test scores; empty if they are, or there are none."""
+    if not metrics or info.plan.data.evaluated == "test":
+        return []
+    return [
+        "all scores are of validation examples, by which constants are chosen; no test example was "
+        'read (data.evaluated = "validation")'
+    ]
 
 
 def _evaluation_notes(
