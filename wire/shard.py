@@ -167,9 +167,7 @@ def split(
     return np.sort(rows[~is_test]), np.sort(rows[is_test])
 
 
-def _drawn(
-    y: NDArray[np.int64], count: int, rng: "np.random.Generator"
-) -> NDArray[np.bool_]:
+def _drawn(y: NDArray[np.int64], count: int, rng: "np.random.Generator") -> NDArray[np.bool_]:
     """Draw `count` of some examples, each class in proportion; return which, shape (n,)."""
     n, sizes = len(y), np.bincount(y)
     exact = sizes * (count / n)

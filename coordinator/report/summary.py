@@ -244,7 +244,7 @@ def summarise_run(
             warned,
             alerts,
             exchange,
-            {"evaluation": notes, "test-noise": noise, "validation": _part_notes(info, metrics)},
+            {"evaluation": notes, "test-noise": noise, "validation": _part_notes(info.plan.data.evaluated, metrics)},
         ),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
@@ -495,9 +495,9 @@ BATCH_NORM = {
 """What the scores of a run are whose devices keep values of the model."""
 
 
-def _part_notes(info: RunInfo, metrics: Sequence[MetricRow]) -> list[str]:
+def _part_notes(evaluated: str, metrics: Sequence[MetricRow]) -> list[str]:
     """Return that the scores of a run are no test scores; empty if they are, or there are none."""
-    if not metrics or info.plan.data.evaluated == "test":
+    if not metrics or evaluated == "test":
         return []
     return [
         "all scores are of validation examples, by which constants are chosen; no test example was "

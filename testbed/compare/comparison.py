@@ -59,8 +59,9 @@ from fairbed.testbed.compare.statistics import (
     time_to,
     value_at,
 )
+from fairbed.testbed.compare.tuning.result import TuningSummary
 
-LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
+LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, LEAST_SEEDS_TO_JUDGE
 """Fewer seeds give a warning, without training (where seeds are cheap) and with training."""
 ADD_SEEDS = "add seeds, finished cells are kept"
 """What to do about too few seeds."""
@@ -244,6 +245,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     arms: list[ArmSummary]
     effects: list[Effect]
     """Of the contrasts; empty without any."""
+    tuning: TuningSummary | None
+    """How the constants of the arms were chosen; null: they are those of the experiments."""
     cells: list[CellSummary]
 
     @property
@@ -317,6 +320,18 @@ class Comparison(Struct, frozen=True, kw_only=True):
         differ = " differ" if len({arm.weights for arm in self.arms}) > 1 else ""
         return f"aggregation.weights{differ}: " + "; ".join(
             f"{weights} in {', '.join(names)}" for weights, names in arms_by_weights.items()
+        )
+
+    @property
+    def constants(self) -> str:
+        """How the constants of the arms were chosen, in one line; empty without training."""
+        if self.tuning is not None:
+            return self.tuning.line
+        if not self.has_training:
+            return ""
+        return (
+            "Constants were not tuned: every arm has those of its experiment, and a difference may "
+            "come from them ([tune] in a grid file)"
         )
 
     @property
@@ -473,6 +488,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         comparisons=_n_tested(arms, effects),
         warnings=[
             *_warnings(grid, arms, shown, has_training=has_training),
+            *(() if grid.tuned is None else grid.tuned.warnings),
             *warnings_of_runs(results),
         ],
         metrics=[
@@ -492,6 +508,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         ],
         arms=arms,
         effects=effects,
+        tuning=grid.tuned,
         cells=[
             CellSummary(
                 arm=result.arm,

@@ -35,6 +35,7 @@ from fairbed.testbed.compare.differences import (
     difference_of,
     first_level,
     judged,
+    on_scale,
     resolution_of,
 )
 from fairbed.testbed.compare.statistics import standard_error
@@ -406,6 +407,88 @@ def power_line(contrasts: Sequence[Contrast], n: int) -> str:
     return (
         f"{what} show effects of {found:.2f} standard deviations (of an effect over seeds) in "
         f"{100 * POWER:.0f} % of grids; an effect of 1 needs {seeds_for(1.0, claims)} seeds"
+    )
+
+
+def power_in_units(
+    contrasts: Sequence[Contrast],
+    pairs: Sequence[tuple[str, str]],
+    primary: str,
+    samples: Mapping[str, Mapping[str, ArmValues]],
+    quantities: Mapping[str, MetricKind],
+    n: int,
+) -> list[str]:
+    """Return the smallest effects that n seeds can show, in units of the metrics, one line each.
+
+    The standard deviations of the effects are those of other seeds, such as tuning runs.
+
+    Args:
+        contrasts: Those of the grid, whose tested effects are shown.
+        pairs: Arm and baseline, whose differences are shown if there is no contrast.
+        primary: The metric of these differences.
+        samples: Of each metric and arm, over the other seeds.
+        quantities: Scale of each metric.
+        n: Seeds of the grid.
+    """
+    claims = sum(contrast.claims for contrast in contrasts) or len(pairs)
+    smallest = smallest_effect(n, first_level(claims, 1))
+    if n < LEAST_SEEDS or smallest is None:
+        return [f"power: none with {n} seed{'s' * (n != 1)}: a verdict needs {LEAST_SEEDS}"]
+    found = list[tuple[str, str, Floats]]()
+    for contrast in contrasts:
+        for metric in contrast.metrics:
+            if metric in samples:
+                found += [
+                    (effect.text(contrast.factors), metric, values)
+                    for effect in contrast.effects()
+                    if effect.kind in contrast.tested
+                    for values in [
+                        _values_of(contrast, effect, samples[metric], quantities[metric])
+                    ]
+                ]
+    if not contrasts and primary in samples:
+        own = samples[primary]
+        for arm, baseline in pairs:
+            known = sorted(own[arm].values.keys() & own[baseline].values.keys())
+            both = [[own[name].values[seed] for seed in known] for name in (arm, baseline)]
+            ends: Floats = np.array(both, dtype=np.float64)
+            ends = np.log(ends) if _is_log(own, quantities[primary]) else ends
+            found.append((f"{arm} - {baseline}", primary, ends[0] - ends[1]))
+    lines = list[str]()
+    for effect_text, metric, values in found:
+        if values.size < 2:
+            continue
+        deviation = float(values.std(ddof=1))
+        is_log = _is_log(samples[metric], quantities[metric])
+        size = smallest * deviation
+        text = f"{100.0 * math.expm1(size):.3g} %" if is_log else f"{size:.3g}"
+        low, high = _deviation_range(values.size)
+        lines.append(
+            f"power: {n} seeds show {effect_text} from {text} of {metric} on in "
+            f"{100 * POWER:.0f} % of grids, if its standard deviation is that of the "
+            f"{values.size} tuning seeds on validation examples, which may be {low:.2f} to "
+            f"{high:.3g} times as large"
+        )
+    return lines
+
+
+def _values_of(
+    contrast: Contrast, effect: EffectOf, own: Mapping[str, ArmValues], quantity: MetricKind
+) -> Floats:
+    if not all(own[arm].values for arm in contrast.arms):
+        return np.empty(0)
+    return effect_values(contrast, effect, own, is_log=_is_log(own, quantity))
+
+
+def _is_log(own: Mapping[str, ArmValues], quantity: MetricKind) -> bool:
+    return on_scale(quantity, own).scale == "log"
+
+
+def _deviation_range(n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a standard deviation of n normal values, as factors."""
+    return (
+        math.sqrt((n - 1) / special.chdtri(n - 1, 0.025)),
+        math.sqrt((n - 1) / special.chdtri(n - 1, 0.975)),
     )
 
 

@@ -1,9 +1,9 @@
 """Successive halving over seeds: which points of a search space run next, and the choice. Pure.
 
 All points of a rung have the same seeds, so that the effect of a seed itself cancels, and a point
-that goes on keeps its runs. Rungs have 1, 2, 4, ... seeds, the last one all. A rung keeps the better
-half of its points, at least one; rungs that would leave fewer than two points for the last one are
-left out at the start.
+that goes on keeps its runs. Rungs have 1, 2, 4, ... seeds, the last one all. The better half of the
+points of a rung goes on. The first rungs are left out where the last one would have fewer than two
+points.
 
 Source:
     K. Jamieson, A. Talwalkar, *Non-stochastic Best Arm Identification and Hyperparameter

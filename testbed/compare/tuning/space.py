@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from fairbed.coordinator.policy.config import PositiveInt, Section
@@ -26,7 +27,7 @@ Setting: TypeAlias = tuple[tuple[str, Any], ...]
 class SpaceConfig(Section, frozen=True, kw_only=True):
     """`[[tune.space]]`: values of constants to try in some arms."""
 
-    where: dict[str, Any] = {}
+    where: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keys and values that its arms have; empty: all arms."""
     axes: Annotated[dict[str, Values], Meta(min_length=1)]
     """Keys of the experiment, with dots, and the values to try; every combination is a point. A
@@ -38,7 +39,9 @@ class TuneConfig(Section, frozen=True, kw_only=True):
 
     space: Annotated[tuple[SpaceConfig, ...], Meta(min_length=1)]
     """The search spaces; all arms have as many points."""
-    seeds: Annotated[int, Meta(ge=1, le=1_000)] | Annotated[tuple[Seed, ...], Meta(min_length=1)] = 4
+    seeds: (
+        Annotated[int, Meta(ge=1, le=1_000)] | Annotated[tuple[Seed, ...], Meta(min_length=1)]
+    ) = 4
     """Number of seeds of the tuning runs, from 10,000; or a list of them. None is a seed of the
     comparison."""
     criterion: str | None = None
