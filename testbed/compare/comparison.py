@@ -61,8 +61,8 @@ from fairbed.testbed.compare.statistics import (
 )
 from fairbed.testbed.compare.tuning.result import TuningSummary
 
-LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, LEAST_SEEDS_TO_JUDGE
-"""Fewer seeds give a warning, without training (where seeds are cheap) and with training."""
+LEAST_SEEDS = 10
+"""Fewer seeds give a warning without training, where seeds are cheap."""
 ADD_SEEDS = "add seeds, finished cells are kept"
 """What to do about too few seeds."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
@@ -781,6 +781,8 @@ KEYS_OF_STEP = (
     *("pseudo_gradient", "pseudo_gradient_options"),
 )
 """Keys of `[aggregation]` that change the length of a step as published."""
+LEARNING_RATE = "training.learning_rate"
+"""Tuned in every arm, it gives each a length of the step of its own."""
 
 
 def _step_warning(arms: Sequence[Arm], summaries: Sequence[ArmSummary]) -> str:
@@ -805,17 +807,21 @@ def _step_warning(arms: Sequence[Arm], summaries: Sequence[ArmSummary]) -> str:
 def _warnings(
     grid: Grid, arms: Sequence[ArmSummary], metrics: Sequence[Metric], *, has_training: bool
 ) -> list[str]:
-    least = LEAST_SEEDS_TRAINED if has_training else LEAST_SEEDS
-    kind = "with training" if has_training else "without training"
     warnings = []
     if len(grid.seeds) == 1:
         warnings.append(
             f"seeds: a comparison needs at least {LEAST_SEEDS_TO_JUDGE}, got 1: there is no "
             f"interval and no verdict; {ADD_SEEDS}"
         )
-    elif len(grid.seeds) < least:
+    elif len(grid.seeds) < LEAST_SEEDS_TO_JUDGE:
         warnings.append(
-            f"seeds: a comparison {kind} needs at least {least}, got {len(grid.seeds)}; {ADD_SEEDS}"
+            f"seeds: a verdict needs at least {LEAST_SEEDS_TO_JUDGE}, got {len(grid.seeds)}: "
+            f"no power; {ADD_SEEDS}"
+        )
+    elif len(grid.seeds) < LEAST_SEEDS and not has_training:
+        warnings.append(
+            f"seeds: a comparison without training needs at least {LEAST_SEEDS}, got "
+            f"{len(grid.seeds)}; {ADD_SEEDS}"
         )
     missing = [arm for arm in arms if len(arm.seeds) < len(grid.seeds)]
     if missing:
@@ -823,7 +829,8 @@ def _warnings(
         warnings.append(
             f"seeds without a result: {names}; differences use the seeds that both arms have"
         )
-    if has_training and (line := _step_warning(grid.arms, arms)):
+    has_own_rates = all(LEARNING_RATE in arm.space for arm in grid.arms) and grid.tuned is not None
+    if has_training and not has_own_rates and (line := _step_warning(grid.arms, arms)):
         warnings.append(line)
     primary = next((metric for metric in metrics if metric.key == grid.primary), None)
     text = undefined_in(arms, grid.primary) if primary else ""

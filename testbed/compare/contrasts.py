@@ -38,10 +38,8 @@ from fairbed.testbed.compare.differences import (
     on_scale,
     resolution_of,
 )
-from fairbed.testbed.compare.statistics import standard_error
+from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE, standard_error
 
-LEAST_SEEDS = 6
-"""With fewer, an effect has no verdict but `no power`."""
 LEAST_FLIPS = 7
 """With fewer seeds the p-value of sign flips cannot be below 2 %."""
 MAX_EXACT, DRAWN_SIGNS = 12, 10_000
@@ -163,7 +161,7 @@ class Effect(Struct, frozen=True, kw_only=True):
     @property
     def is_tested(self) -> bool:
         """Whether it has a p-value, from enough seeds."""
-        return self.estimate.p is not None and self.estimate.n >= LEAST_SEEDS
+        return self.estimate.p is not None
 
     def tests(self, number: int) -> Iterator[tuple[Hashable, float]]:
         """Yield its p-values by test, for the effect of this number."""
@@ -257,14 +255,8 @@ def measured_effects(
         is_tested = effect.kind in contrast.tested
         gap = difference_of(values, quantity, floor, is_tested=is_tested and not lacking)
         reason = f"undefined in a seed of {', '.join(lacking)}" if lacking else ""
-        judgement: Literal["no verdict", "no power", "unclear"] = (
-            "no verdict"
-            if lacking or not is_tested
-            else "no power"
-            if values.size < LEAST_SEEDS
-            else "unclear"
-        )
-        gap = msgspec.structs.replace(gap, judgement=judgement, reason=reason)
+        if lacking or not is_tested:
+            gap = msgspec.structs.replace(gap, judgement="no verdict", reason=reason)
         found.append(
             Effect(
                 contrast=contrast.name,
@@ -402,8 +394,8 @@ def power_line(contrasts: Sequence[Contrast], n: int) -> str:
     claims = sum(contrast.claims for contrast in contrasts)
     found = smallest_effect(n, first_level(claims, 1))
     what = f"contrasts: {claims} tests with {n} seed{'s' * (n != 1)}"
-    if n < LEAST_SEEDS or found is None:
-        return f"{what}: no power, a verdict needs {LEAST_SEEDS} seeds; add seeds"
+    if n < LEAST_SEEDS_TO_JUDGE or found is None:
+        return f"{what}: no power, a verdict needs {LEAST_SEEDS_TO_JUDGE} seeds; add seeds"
     return (
         f"{what} show effects of {found:.2f} standard deviations (of an effect over seeds) in "
         f"{100 * POWER:.0f} % of grids; an effect of 1 needs {seeds_for(1.0, claims)} seeds"
@@ -432,8 +424,10 @@ def power_in_units(
     """
     claims = sum(contrast.claims for contrast in contrasts) or len(pairs)
     smallest = smallest_effect(n, first_level(claims, 1))
-    if n < LEAST_SEEDS or smallest is None:
-        return [f"power: none with {n} seed{'s' * (n != 1)}: a verdict needs {LEAST_SEEDS}"]
+    if n < LEAST_SEEDS_TO_JUDGE or smallest is None:
+        return [
+            f"power: none with {n} seed{'s' * (n != 1)}: a verdict needs {LEAST_SEEDS_TO_JUDGE}"
+        ]
     found = list[tuple[str, str, Floats]]()
     for contrast in contrasts:
         for metric in contrast.metrics:
@@ -495,7 +489,7 @@ def _deviation_range(n: int) -> tuple[float, float]:
 def seeds_for(effect: float, claims: int) -> int:
     """Return the seeds with which an effect, in standard deviations, is shown with `POWER`."""
     level = first_level(claims, 1)
-    n = LEAST_SEEDS
+    n = LEAST_SEEDS_TO_JUDGE
     while (smallest_effect(n, level) or math.inf) > effect:
         n += 1
     return n
