@@ -102,11 +102,31 @@ def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.full
+def test_the_example_of_tuned_constants_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rules with eight points each, then the comparison with what was chosen."""
+    arguments = ["--out", str(calls), "--seeds", "1", "--set", "rounds=4", "--json"]
+    path = str(GRIDS / "tuned-fairness.toml")
+    assert main(["compare", path, "--no-figures", *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    tuning = report["tuning"]
+    assert (tuning["runs"], tuning["of_runs"], tuning["without"]) == (32, 64, 0)
+    assert 0 < tuning["folded"] <= tuning["devices"] == 30
+    assert [len(arm["points"]) for arm in tuning["arms"]] == [8, 8]
+    for arm in tuning["arms"]:
+        (chosen,) = [point for point in arm["points"] if point["is_chosen"]]
+        experiment = (calls / "arms" / f"{arm['name']}.toml").read_text(encoding="utf-8")
+        for key, value in chosen["setting"].items():
+            assert f"{key.rpartition('.')[2]} = {value}\n" in experiment
+
+
+@pytest.mark.full
 def test_the_example_of_a_literal_world_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its devices are slower after a selection; knowing that is worth time."""
-    arguments = ["--out", str(calls), "--seeds", "5", "--set", "rounds=60", "--json"]
+    arguments = ["--out", str(calls), "--seeds", "6", "--set", "rounds=60", "--json"]
     path = str(GRIDS / "literal-world.toml")
     assert main(["compare", path, "--no-figures", *arguments]) == 0
     arms = {arm["name"]: arm for arm in json.loads(capsys.readouterr().out)["arms"]}
@@ -249,7 +269,7 @@ def test_without_a_terminal_the_table_is_plain_text(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "small: means over seeds" in out
-    assert "warning: seeds: a comparison needs at least 5, got 1: there is no interval" in out
+    assert "warning: seeds: a comparison needs at least 6, got 1: there is no interval" in out
     assert "all files are in comparisons/small" in out
 
 
