@@ -204,7 +204,7 @@ def summarise_run(
     )
     exchange = _exchanges(exchanges)
     batch_norm = info.plan.model.batch_norm
-    notes = _evaluation_notes(
+    notes = _part_notes(info.plan.data.evaluated, metrics) + _evaluation_notes(
         [row.name for row in devices],
         device_metrics,
         metrics,
@@ -240,12 +240,7 @@ def summarise_run(
             for row in alerts
         ],
         divergence=_divergence(diverged),
-        warnings=_warnings(
-            warned,
-            alerts,
-            exchange,
-            {"evaluation": notes, "test-noise": noise, "validation": _part_notes(info.plan.data.evaluated, metrics)},
-        ),
+        warnings=_warnings(warned, alerts, exchange, {"evaluation": notes, "test-noise": noise}),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,

@@ -56,6 +56,8 @@ class Choice:
     """Number of the chosen point; None: the criterion is undefined in all that ran to the end."""
     tried: tuple[Tried, ...]
     """Of all points, in their order."""
+    ties: int = 0
+    """Other points of the last rung that are as good; of equal ones the first is chosen."""
 
 
 def plan(n_points: int, n_seeds: int, *, is_halved: bool = True) -> list[Rung]:
@@ -81,8 +83,8 @@ def _below(seeds: int) -> int:
 
 
 def _kept(n_points: int, halvings: int) -> int:
-    """Return how many points are left after some halvings, rounded up each time."""
-    return -(-n_points >> halvings) if n_points > 1 else 1
+    """Return how many points are left after some halvings, rounded down each time."""
+    return n_points >> halvings
 
 
 def runs_in(rungs: Sequence[Rung]) -> int:
@@ -118,9 +120,12 @@ def search(
         used = rung.seeds
         means = {point: Tried(number, values[point]).mean(seeds[:used]) for point in left}
         left.sort(key=lambda point: (_loss(means[point], better), point))
-    is_known = means[left[0]] is not None
+    best = means[left[0]]
     tried = tuple(Tried(rung, own) for rung, own in zip(last, values, strict=True))
-    return Choice(left[0] if is_known else None, tried)
+    if best is None:
+        return Choice(None, tried)
+    ties = sum(means[point] == best for point in left[1:])
+    return Choice(left[0], tried, ties)
 
 
 def _loss(mean: float | None, better: Better) -> float:

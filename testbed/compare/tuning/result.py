@@ -31,6 +31,8 @@ class ArmTuning(Struct, frozen=True, kw_only=True):
 
     name: str
     points: list[TriedPoint]
+    ties: int
+    """Other points that ran to the end and are as good; the first of them is chosen."""
     edges: list[str]
     """Where the choice is the smallest or largest number that was tried, in words."""
 
@@ -79,6 +81,12 @@ class TuningSummary(Struct, frozen=True, kw_only=True):
         found = [f"tune: {arm.name}: {edge}" for arm in self.arms for edge in arm.edges]
         if len(found) > MAX_NAMED:
             found = [*found[:MAX_NAMED], f"tune: {len(found) - MAX_NAMED} more choices are edges"]
+        if tied := [f"{arm.ties + 1} in {arm.name}" for arm in self.arms if arm.ties]:
+            found.append(
+                f"tune: one point of an arm must be the best by {self.criterion}, got equal ones "
+                f"of which the first was chosen: {', '.join(tied[:MAX_NAMED])}"
+                f"{', ...' if len(tied) > MAX_NAMED else ''}; set another tune.criterion"
+            )
         if self.without:
             found.append(
                 f"tune: {self.without} of {self.devices} devices have no validation example, so "
@@ -124,6 +132,7 @@ def arm_tuning(
             )
             for number, (point, tried) in enumerate(zip(points, choice.tried, strict=True))
         ],
+        ties=choice.ties,
         edges=list(edges(points[choice.point].setting, space)),
     )
 
