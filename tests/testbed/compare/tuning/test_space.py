@@ -1,6 +1,7 @@
 """`[tune]` of a grid file: its points, and what is refused in one line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,12 @@ def test_more_seeds_of_the_comparison_may_not_reach_those_of_the_search(tmp_path
 
 
 def test_a_choice_at_the_end_of_its_values_is_an_edge() -> None:
-    space = {"lr": [0.1, 0.3, 1.0], "q": [2, 1], "rule": ["a", "b"], "nesterov": [True, False]}
+    space: dict[str, list[Any]] = {
+        "lr": [0.1, 0.3, 1.0],
+        "q": [2, 1],
+        "rule": ["a", "b"],
+        "nesterov": [True, False],
+    }
     chosen = (("lr", 0.1), ("q", 2), ("rule", "a"), ("nesterov", True))
     assert list(edges(chosen, space)) == [
         "lr = 0.1 is the smallest of 3 values; try smaller ones",

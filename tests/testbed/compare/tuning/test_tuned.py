@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -136,7 +137,7 @@ def test_a_search_reads_no_test_label_and_no_test_example(
 
     def divide_poisoned(data: FleetData, dataset: Dataset, config: Any, **options: Any) -> None:
         plain = FleetData.__new__(FleetData)
-        tests = shards.msgspec.structs.replace(config, evaluated="test")
+        tests = msgspec.structs.replace(config, evaluated="test")
         divide(plain, dataset, tests, **options)
         rows = np.concatenate(plain.test_rows)
         classes, x, y = strata(dataset.y), dataset.x.astype(np.float32), dataset.y.copy()
