@@ -167,7 +167,8 @@ def test_the_command_tunes_resumes_and_reports_all_that_was_tried(
     grid = grid_in(tmp_path)
     out = tmp_path / "out"
     search(grid, out)
-    stores = sorted(out.glob("tuning/runs/*/*/run.sqlite"))
+    stores = sorted(out.glob("tuning/runs/*/*/run.db"))
+    assert len(stores) == 4
     before = [store.stat().st_mtime_ns for store in stores]
     call = ["compare", str(tmp_path / "grid.toml"), "--out", str(out), "--no-figures", "--jobs"]
     assert main([*call, "1"]) == 0
