@@ -43,7 +43,7 @@ from fairbed.wire.plugins import PluginError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fairbed.testbed.compare.tuning.run import RunCells
+    from fairbed.testbed.compare.tuning_runs import RunCells
 
 GivenGrid: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Sequence[Run]"
 """A grid file, the same as a dict, or runs that exist."""
@@ -268,7 +268,7 @@ def tuning_runs(grid: Grid, path: Path, out: Path) -> Iterator[Search]:
     Raises:
         ExperimentError: A point cannot be run, or the folder has another grid.
     """
-    from fairbed.testbed.compare.tuning import run as tuning
+    from fairbed.testbed.compare import tuning_runs as tuning
     from fairbed.testbed.compare.tuning.result import plan_text
 
     check_folder(out)

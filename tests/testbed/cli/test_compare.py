@@ -105,15 +105,15 @@ def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[st
 def test_the_example_of_tuned_constants_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two rules with eight points each, then the comparison with what was chosen."""
+    """Two rules with nine points each, then the comparison with what was chosen."""
     arguments = ["--out", str(calls), "--seeds", "1", "--set", "rounds=4", "--json"]
     path = str(GRIDS / "tuned-fairness.toml")
     assert main(["compare", path, "--no-figures", *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
     tuning = report["tuning"]
-    assert (tuning["runs"], tuning["of_runs"], tuning["without"]) == (32, 64, 0)
+    assert (tuning["runs"], tuning["of_runs"], tuning["without"]) == (34, 72, 0)
     assert 0 < tuning["folded"] <= tuning["devices"] == 30
-    assert [len(arm["points"]) for arm in tuning["arms"]] == [8, 8]
+    assert [len(arm["points"]) for arm in tuning["arms"]] == [9, 9]
     for arm in tuning["arms"]:
         (chosen,) = [point for point in arm["points"] if point["is_chosen"]]
         experiment = (calls / "arms" / f"{arm['name']}.toml").read_text(encoding="utf-8")

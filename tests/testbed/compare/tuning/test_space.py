@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fairbed.testbed.compare.grid import Grid, load_grid
-from fairbed.testbed.compare.tuning.run import tuning_grid
+from fairbed.testbed.compare.tuning_runs import tuning_grid
 from fairbed.testbed.compare.tuning.space import edges
 from fairbed.testbed.experiment.file import ExperimentError
 

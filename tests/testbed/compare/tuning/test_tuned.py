@@ -18,7 +18,7 @@ from fairbed.testbed.compare.folder import grid_folder
 from fairbed.testbed.compare.grid import Grid, GridCell, load_grid
 from fairbed.testbed.compare.pool import run_cells_here
 from fairbed.testbed.compare.table import tuning_csv
-from fairbed.testbed.compare.tuning.run import folder_of, tuned, tuning_grid
+from fairbed.testbed.compare.tuning_runs import folder_of, tuned, tuning_grid
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment import shards
 from fairbed.testbed.experiment.datasets.dataset import Dataset
