@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fairbed.testbed.compare.grid import Grid, load_grid
-from fairbed.testbed.compare.tuning_runs import tuning_grid
 from fairbed.testbed.compare.tuning.space import edges
+from fairbed.testbed.compare.tuning_runs import tuning_grid
 from fairbed.testbed.experiment.file import ExperimentError
 
 GRID = """
