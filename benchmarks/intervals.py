@@ -49,14 +49,14 @@ from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.progress import progress, tracked
 from fairbed.testbed.replay.cohort.ordered import free_cores
 
-SIZES = (5, 10, 20)
+SIZES = (6, 10, 20)
 RESAMPLES = 2_000
 BATCH = 100
 """Samples that are resampled at once; it limits the memory."""
 GRID = Path(__file__).parents[1] / "examples" / "grids" / "rbcs-f-front.toml"
 SETTINGS = ("rounds=40",)
 """Changes of the default grid: short runs."""
-GRID_SEEDS = 5
+GRID_SEEDS = 6
 """Of the grids of two arms that share no run."""
 DRAWN_GRIDS, ARMS = 1_000, (2, 4)
 LEAST_RUNS = max(ARMS) * max(SIZES)

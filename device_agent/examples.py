@@ -26,7 +26,7 @@ from fairbed.wire.preparation import (
     TextPreparation,
     tokens_of,
 )
-from fairbed.wire.shard import decode_shard, split, strata
+from fairbed.wire.shard import decode_shard, split, split_validation, strata
 
 MIN_DIVIDED = 2
 """Least examples of which one can be held out."""
@@ -151,25 +151,27 @@ class OwnData:
         files = self.path.rglob("*") if self.path.is_dir() else [self.path]
         meter.read(sum(file.stat().st_size for file in files if file.is_file()))
         targets = self._targets("y", y)
-        if self._has_tests():
+        has_tests = self._has_tests()
+        if has_tests and not self._validates:
             return (_checked_x(self.path, x, len(y)), targets), None
-        training, tests = self._divided(targets)
-        held_out = self._rows(x, targets, tests) if len(tests) else None
+        training, evaluated = self._divided(targets, has_tests=has_tests)
+        held_out = self._rows(x, targets, evaluated) if len(evaluated) else None
         return self._rows(x, targets, training), held_out
 
     def held_out(self) -> Labelled | None:
-        """Read the test examples; None if there are none.
+        """Read the examples on which models are evaluated; None if there are none.
 
         Raises:
             DataError: The file cannot be read, or its arrays break a rule.
         """
-        if self._has_tests():
+        has_tests = self._has_tests()
+        if has_tests and not (self._held_out and self._held_out.evaluates == "validation"):
             x, y = self._read("x_test", "y_test")
             return _checked_x(self.path, x, len(y)), self._targets("y_test", y)
         x, y = self._read("x", "y")
         targets = self._targets("y", y)
-        _, tests = self._divided(targets)
-        return self._rows(x, targets, tests) if len(tests) else None
+        _, evaluated = self._divided(targets, has_tests=has_tests)
+        return self._rows(x, targets, evaluated) if len(evaluated) else None
 
     def count(self) -> int:
         """Return the number of examples in `x`, and check the file.
@@ -227,14 +229,34 @@ class OwnData:
     def _rows(self, x: NDArray[Any], y: Targets, rows: NDArray[np.int64]) -> Labelled:
         return _checked_x(self.path, x[rows], len(rows)), y[rows]
 
-    def _divided(self, y: Targets) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows of training and test examples; one example alone is for training."""
-        rows = np.arange(len(y))
-        if self._held_out is None or len(y) < MIN_DIVIDED:
+    @property
+    def _validates(self) -> bool:
+        return self._held_out is not None and self._held_out.validation > 0.0
+
+    def _divided(
+        self, y: Targets, *, has_tests: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows that train and those on which models are evaluated.
+
+        Args:
+            y: Targets of x.
+            has_tests: The file has test examples beside x, which has none then. One example alone
+                is for training.
+        """
+        rows, held_out = np.arange(len(y)), self._held_out
+        if held_out is None or len(y) < MIN_DIVIDED:
             return rows, rows[:0]
         _, classes = np.unique(strata(y), return_inverse=True)
-        seed = np.random.SeedSequence([self._held_out.seed, *self._device.encode()])
-        return split(rows, classes, self._held_out.fraction, np.random.default_rng(seed))
+        seed = np.random.SeedSequence([held_out.seed, *self._device.encode()])
+        rng, training, tests = np.random.default_rng(seed), rows, rows[:0]
+        if not has_tests:
+            training, tests = split(rows, classes, held_out.fraction, rng)
+        if not self._validates:
+            return training, tests
+        training, validation = split_validation(
+            training, classes[training], held_out.validation, held_out.fold, rng
+        )
+        return training, validation if held_out.evaluates == "validation" else tests
 
     def _has_tests(self) -> bool:
         try:

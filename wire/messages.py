@@ -522,13 +522,19 @@ def is_device_name(name: str) -> bool:
 
 
 class HeldOut(Message, frozen=True, kw_only=True, tag="held-out"):
-    """How a device divides its own examples into training and test examples."""
+    """How a device divides its own examples into training, validation and test examples."""
 
     fraction: Annotated[float, Meta(gt=0.0, lt=1.0)]
     """Share of the examples that is for tests, in each class; ignored if the device's file has test
     examples."""
     seed: Count
     """With the name of the device it seeds the draw, so that a restarted device repeats it."""
+    validation: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Share of the examples without those for tests that validate, and are not trained on."""
+    fold: Count = 0
+    """Which of the folds validates, if they are few (`split_validation`)."""
+    evaluates: Literal["test", "validation"] = "test"
+    """The part on which models are evaluated; with `validation` test examples are not read."""
 
 
 class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"):

@@ -163,15 +163,66 @@ def split(
         Training and test rows, ascending, shapes (n - t,) and (t,).
     """
     n = len(rows)
-    n_test = min(max(1, round(test_fraction * n)), n - 1)
-    sizes = np.bincount(y)
-    exact = sizes * (n_test / n)
+    is_test = _drawn(y, min(max(1, round(test_fraction * n)), n - 1), rng)
+    return np.sort(rows[~is_test]), np.sort(rows[is_test])
+
+
+def _drawn(y: NDArray[np.int64], count: int, rng: "np.random.Generator") -> NDArray[np.bool_]:
+    """Draw `count` of some examples, each class in proportion; return which, shape (n,)."""
+    n, sizes = len(y), np.bincount(y)
+    exact = sizes * (count / n)
     quota = np.floor(exact).astype(np.int64)
     by_remainder = np.argsort(-(exact - quota), kind="stable")
-    quota[by_remainder[: n_test - quota.sum()]] += 1
-    shuffled = rng.permutation(n)
-    grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
+    quota[by_remainder[: count - quota.sum()]] += 1
+    grouped = _by_class(y, rng)
     rank_in_class = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    is_test = np.zeros(n, np.bool_)
-    is_test[grouped[rank_in_class < np.repeat(quota, sizes)]] = True
-    return np.sort(rows[~is_test]), np.sort(rows[is_test])
+    is_drawn = np.zeros(n, np.bool_)
+    is_drawn[grouped[rank_in_class < np.repeat(quota, sizes)]] = True
+    return is_drawn
+
+
+def _by_class(y: NDArray[np.int64], rng: "np.random.Generator") -> NDArray[np.int64]:
+    """Return the places of some examples, class by class and shuffled in each, shape (n,)."""
+    shuffled = rng.permutation(len(y))
+    return shuffled[np.argsort(y[shuffled], kind="stable")]
+
+
+LEAST_VALIDATION = 10
+"""A smaller validation part is one of several folds, so that all examples validate in turn."""
+
+
+def split_validation(
+    rows: NDArray[np.int64],
+    y: NDArray[np.int64],
+    share: float,
+    fold: int,
+    rng: "np.random.Generator",
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide what the test part has left of one device into training and validation examples.
+
+    The validation part has round(share x n) examples, at least one and at most n - 1. With
+    `LEAST_VALIDATION` or more it is drawn as `split` draws the test part. A smaller one is a fold
+    of round(n / size) folds, each class in proportion: consecutive values of `fold` take each of
+    them in turn.
+
+    Args:
+        rows: Examples without the test part, shape (n,).
+        y: Class of each, shape (n,), as `strata` returns it.
+        share: Share of these examples, between 0 and 1.
+        fold: Number of the fold, at least 0; larger ones than the folds begin again.
+        rng: Source of randomness; equal for all folds.
+
+    Returns:
+        Training and validation rows, ascending; all are for training if there are fewer than two.
+    """
+    n = len(rows)
+    if n < 2:
+        return rows, rows[:0]
+    count = min(max(1, round(share * n)), n - 1)
+    if count >= LEAST_VALIDATION:
+        is_validation = _drawn(y, count, rng)
+    else:
+        folds = min(max(2, round(n / count)), n)
+        is_validation = np.zeros(n, np.bool_)
+        is_validation[_by_class(y, rng)[fold % folds :: folds]] = True
+    return np.sort(rows[~is_validation]), np.sort(rows[is_validation])

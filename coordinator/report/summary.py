@@ -204,7 +204,7 @@ def summarise_run(
     )
     exchange = _exchanges(exchanges)
     batch_norm = info.plan.model.batch_norm
-    notes = _evaluation_notes(
+    notes = _part_notes(info.plan.data.evaluated, metrics) + _evaluation_notes(
         [row.name for row in devices],
         device_metrics,
         metrics,
@@ -488,6 +488,16 @@ BATCH_NORM = {
     )
 }
 """What the scores of a run are whose devices keep values of the model."""
+
+
+def _part_notes(evaluated: str, metrics: Sequence[MetricRow]) -> list[str]:
+    """Return that the scores of a run are no test scores; empty if they are, or there are none."""
+    if not metrics or evaluated == "test":
+        return []
+    return [
+        "all scores are of validation examples, by which constants are chosen; no test example was "
+        'read (data.evaluated = "validation")'
+    ]
 
 
 def _evaluation_notes(

@@ -187,6 +187,12 @@ class PlannedBroker(Struct, frozen=True, kw_only=True):
     url: str = "embedded"
 
 
+class PlannedData(Struct, frozen=True, kw_only=True):
+    """The part of `[data]` that is shown."""
+
+    evaluated: str = "test"
+
+
 class PlannedEvaluation(Struct, frozen=True, kw_only=True):
     """`[evaluation]`."""
 
@@ -205,6 +211,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     personalisation: PlannedPersonalisation = PlannedPersonalisation()
     replay: PlannedReplay = PlannedReplay()
     broker: PlannedBroker = PlannedBroker()
+    data: PlannedData = PlannedData()
     evaluation: PlannedEvaluation = PlannedEvaluation()
     fleet: tuple[PlannedFleet, ...] = ()
 

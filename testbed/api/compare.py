@@ -24,7 +24,7 @@ from fairbed.testbed.compare.cell import CellResult, one_line
 from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.comparison import compare as compare_cells
 from fairbed.testbed.compare.finished import as_grid, read_runs
-from fairbed.testbed.compare.folder import grid_folder, manifest_of
+from fairbed.testbed.compare.folder import MANIFEST, check_folder, grid_folder, manifest_of
 from fairbed.testbed.compare.grid import Fleet, Grid, GridCell, load_grid, make_grid
 from fairbed.testbed.compare.hosts import CellHosts
 from fairbed.testbed.compare.needed_files import GridInputs, inputs_of_grid
@@ -42,6 +42,8 @@ from fairbed.wire.plugins import PluginError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fairbed.testbed.compare.tuning_runs import RunCells
 
 GivenGrid: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Sequence[Run]"
 """A grid file, the same as a dict, or runs that exist."""
@@ -169,6 +171,8 @@ def compare(
         planned, path = _planned(grid, set or {}, seeds)
         folder = COMPARISONS / planned.name if out is None else Path(out)
         check_grid(planned, path, folder)
+        if planned.tuning is not None:
+            planned = _tuned(planned, path, folder, jobs, cluster, progress)
         inputs = inputs_of_grid(planned)
         with (
             grid_folder(folder, planned, inputs.of_arm) as opened,
@@ -177,27 +181,116 @@ def compare(
         ):
             if opened.redone:
                 bar.line(opened.redone)
-            results = list[CellResult]()
-            receive = receiver(bar, results, inputs, folder)
-
-            def show(event: CellResult | str) -> None:
-                if isinstance(event, str):
-                    bar.line(event)
-                else:
-                    receive(event)
-
-            async def run(send: Callable[[CellResult | str], None]) -> bool:
-                # Signals arrive in the calling thread only.
-                return await run_cells(
-                    planned, folder, jobs, send, handles_signals=False, hosts=hosts, note=send
-                )
-
-            if any(registered_parts(arm.experiment) for arm in planned.arms):
-                run_cells_here(planned, folder, receive)
-            else:
-                followed(run, show, lambda portal, future: future.cancel())
+            results = _run(planned, inputs, folder, jobs, bar, hosts)
             summary = finish(planned, results, folder)
     return ComparedRuns(summary, folder, tuple(results))
+
+
+def _tuned(
+    grid: Grid,
+    path: Path,
+    out: Path,
+    jobs: int | None,
+    cluster: str | None,
+    progress: Progress,
+) -> Grid:
+    """Return a grid with the constants that its search chooses."""
+    with (
+        tuning_runs(grid, path, out) as search,
+        shown(progress, search.n_runs, "cells", "tune", is_ticking=True) as bar,
+        joined_for(cluster, search.grid, search.inputs, bar.line) as hosts,
+    ):
+        for line in search.lines:
+            bar.line(line)
+        found = search.choose(
+            lambda cells: _run(search.grid, search.inputs, search.folder, jobs, bar, hosts, cells)
+        )
+    assert found is not None, "an interruption raises"
+    return found
+
+
+def _run(
+    grid: Grid,
+    inputs: GridInputs,
+    out: Path,
+    jobs: int | None,
+    bar: Bar,
+    hosts: CellHosts | None,
+    only: Sequence[GridCell] | None = None,
+) -> list[CellResult]:
+    """Return the results of all cells of a grid, or of some."""
+    results = list[CellResult]()
+    receive = receiver(bar, results, inputs, out)
+
+    def show(event: CellResult | str) -> None:
+        if isinstance(event, str):
+            bar.line(event)
+        else:
+            receive(event)
+
+    async def run(send: Callable[[CellResult | str], None]) -> bool:
+        # Signals arrive in the calling thread only.
+        return await run_cells(
+            grid, out, jobs, send, handles_signals=False, hosts=hosts, note=send, only=only
+        )
+
+    if any(registered_parts(arm.experiment) for arm in grid.arms):
+        run_cells_here(grid, out, receive, only)
+    else:
+        followed(run, show, lambda portal, future: future.cancel())
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The tuning runs of a grid, whose folder is locked."""
+
+    grid: Grid
+    """The tuning runs as a grid."""
+    inputs: GridInputs
+    folder: Path
+    n_runs: int
+    lines: tuple[str, ...]
+    """What is run, before it begins."""
+    choose: "Callable[[RunCells], Grid | None]"
+    """Returns the grid with the chosen constants; None after an interruption."""
+
+
+@contextmanager
+def tuning_runs(grid: Grid, path: Path, out: Path) -> Iterator[Search]:
+    """Check and lock the tuning runs of a grid.
+
+    Args:
+        grid: A grid with a search.
+        path: Its file.
+        out: Its folder.
+
+    Raises:
+        ExperimentError: A point cannot be run, or the folder has another grid.
+    """
+    from fairbed.testbed.compare import tuning_runs as tuning
+    from fairbed.testbed.compare.tuning.result import plan_text
+
+    check_folder(out)
+    folder = tuning.folder_of(out)
+    if (out / MANIFEST).exists() and not folder.exists():
+        raise ExperimentError(
+            f"--out {out}: cells must be unchanged since the grid began, got [tune] after cells "
+            "without it; remove it, or choose another folder"
+        )
+    trials = tuning.tuning_grid(grid)
+    check_grid(trials, path, folder)
+    inputs = inputs_of_grid(trials)
+    plan = plan_text(tuning.rungs_of(grid), len(grid.arms), trials.seeds, len(grid.cells()))
+    with grid_folder(folder, trials, inputs.of_arm) as opened:
+        yield Search(
+            trials,
+            inputs,
+            folder,
+            tuning.runs_of(grid),
+            (plan, opened.redone) if opened.redone else (plan,),
+            lambda run: tuning.tuned(grid, trials, run),
+        )
 
 
 def _of_runs(runs: Sequence[Run]) -> ComparedRuns:

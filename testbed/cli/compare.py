@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import anyio
 import msgspec
 
 from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
-from fairbed.testbed.api.compare import COMPARISONS, check_grid, finish, joined_for, receiver
+from fairbed.testbed.api.compare import (
+    COMPARISONS,
+    check_grid,
+    finish,
+    joined_for,
+    receiver,
+    tuning_runs,
+)
 from fairbed.testbed.api.hosts import OPTION
 from fairbed.testbed.cli import DONE, FAILED, count_option, from_clone
 from fairbed.testbed.compare.cell import CellResult
@@ -17,7 +25,7 @@ from fairbed.testbed.compare.comparison import Comparison
 from fairbed.testbed.compare.contrasts import power_line
 from fairbed.testbed.compare.finished import as_grid, read_runs
 from fairbed.testbed.compare.folder import grid_folder, manifest_of
-from fairbed.testbed.compare.grid import Grid, load_grid
+from fairbed.testbed.compare.grid import Grid, GridCell, load_grid
 from fairbed.testbed.compare.needed_files import GridInputs, inputs_of_grid
 from fairbed.testbed.compare.plots import draw_all
 from fairbed.testbed.compare.pool import run_cells
@@ -53,16 +61,20 @@ def main(options: argparse.Namespace) -> int:
         grid = load_grid(path, options.set, count_option("--seeds", options.seeds))
         out = options.out or COMPARISONS / grid.name
         check_grid(grid, path, out)
-        inputs = inputs_of_grid(grid)
         if grid.contrasts:
             print(f"fairbed: {power_line(grid.contrasts, len(grid.seeds))}", file=sys.stderr)
+        if grid.tuning is not None:
+            tuned = _tuned(grid, path, out, jobs, options.hosts)
+            if tuned is None:
+                return _stopped()
+            grid = tuned
+        inputs = inputs_of_grid(grid)
         with grid_folder(out, grid, inputs.of_arm) as folder:
             if folder.redone:
                 print(f"fairbed: {folder.redone}", file=sys.stderr)
             results = _run_cells(grid, inputs, out, jobs, options.hosts)
             if results is None:
-                print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
-                return INTERRUPTED
+                return _stopped()
             comparison = finish(grid, results, out)
             if not options.no_figures:
                 _draw(comparison, results, out)
@@ -109,6 +121,35 @@ def _compare_runs(options: argparse.Namespace) -> int:
     except OSError as exc:
         raise RunError(f"--out: must be a writable folder, got: {exc}") from exc
     return FAILED if comparison.problems else DONE
+
+
+def _stopped() -> int:
+    print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _tuned(grid: Grid, path: Path, out: Path, jobs: int | None, address: str | None) -> Grid | None:
+    """Return a grid with the constants that its search chooses; None after an interruption."""
+    with tuning_runs(grid, path, out) as search:
+        for line in search.lines:
+            print(f"fairbed: {line}", file=sys.stderr)
+        with (
+            progress(search.n_runs, "cells", "tune") as bar,
+            joined_for(address, search.grid, search.inputs, bar.line) as hosts,
+        ):
+
+            def run(cells: Sequence[GridCell]) -> list[CellResult] | None:
+                results: list[CellResult] = []
+                receive = receiver(bar, results, search.inputs, search.folder)
+                run = partial(run_cells, hosts=hosts, note=bar.line, only=cells)
+                is_whole = anyio.run(run, search.grid, search.folder, jobs, receive)
+                return results if is_whole else None
+
+            found = search.choose(run)
+    if found is not None and found.tuned is not None:
+        for line in (found.tuned.line, *found.tuned.power):
+            print(f"fairbed: {line}", file=sys.stderr)
+    return found
 
 
 def _run_cells(

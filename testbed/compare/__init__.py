@@ -3,6 +3,8 @@
 grid                  the grid file: arms, seeds, baseline, target
 folder                the manifest in the folder of a grid, with which a later call resumes it
 pool, worker, cell    run the cells: replays in worker processes, live fleets one after another
+tuning                constants of the arms: search space, successive halving, result (pure)
+tuning_runs           the runs by which they are chosen
 measures              the numbers of a cell, read from its run
 statistics            intervals and restricted times (pure)
 differences           means and differences from the baseline, on their scales, with verdicts (pure)

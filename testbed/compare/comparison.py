@@ -59,9 +59,10 @@ from fairbed.testbed.compare.statistics import (
     time_to,
     value_at,
 )
+from fairbed.testbed.compare.tuning.result import TuningSummary
 
-LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
-"""Fewer seeds give a warning, without training (where seeds are cheap) and with training."""
+LEAST_SEEDS = 10
+"""Fewer seeds give a warning without training, where seeds are cheap."""
 ADD_SEEDS = "add seeds, finished cells are kept"
 """What to do about too few seeds."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
@@ -244,6 +245,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     arms: list[ArmSummary]
     effects: list[Effect]
     """Of the contrasts; empty without any."""
+    tuning: TuningSummary | None
+    """How the constants of the arms were chosen; null: they are those of the experiments."""
     cells: list[CellSummary]
 
     @property
@@ -317,6 +320,18 @@ class Comparison(Struct, frozen=True, kw_only=True):
         differ = " differ" if len({arm.weights for arm in self.arms}) > 1 else ""
         return f"aggregation.weights{differ}: " + "; ".join(
             f"{weights} in {', '.join(names)}" for weights, names in arms_by_weights.items()
+        )
+
+    @property
+    def constants(self) -> str:
+        """How the constants of the arms were chosen, in one line; empty without training."""
+        if self.tuning is not None:
+            return self.tuning.line
+        if not self.has_training:
+            return ""
+        return (
+            "Constants were not tuned: every arm has those of its experiment, and a difference may "
+            "come from them ([tune] in a grid file)"
         )
 
     @property
@@ -473,6 +488,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         comparisons=_n_tested(arms, effects),
         warnings=[
             *_warnings(grid, arms, shown, has_training=has_training),
+            *(() if grid.tuned is None else grid.tuned.warnings),
             *warnings_of_runs(results),
         ],
         metrics=[
@@ -492,6 +508,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         ],
         arms=arms,
         effects=effects,
+        tuning=grid.tuned,
         cells=[
             CellSummary(
                 arm=result.arm,
@@ -764,6 +781,8 @@ KEYS_OF_STEP = (
     *("pseudo_gradient", "pseudo_gradient_options"),
 )
 """Keys of `[aggregation]` that change the length of a step as published."""
+LEARNING_RATE = "training.learning_rate"
+"""Tuned in every arm, it gives each a length of the step of its own."""
 
 
 def _step_warning(arms: Sequence[Arm], summaries: Sequence[ArmSummary]) -> str:
@@ -788,17 +807,21 @@ def _step_warning(arms: Sequence[Arm], summaries: Sequence[ArmSummary]) -> str:
 def _warnings(
     grid: Grid, arms: Sequence[ArmSummary], metrics: Sequence[Metric], *, has_training: bool
 ) -> list[str]:
-    least = LEAST_SEEDS_TRAINED if has_training else LEAST_SEEDS
-    kind = "with training" if has_training else "without training"
     warnings = []
     if len(grid.seeds) == 1:
         warnings.append(
             f"seeds: a comparison needs at least {LEAST_SEEDS_TO_JUDGE}, got 1: there is no "
             f"interval and no verdict; {ADD_SEEDS}"
         )
-    elif len(grid.seeds) < least:
+    elif len(grid.seeds) < LEAST_SEEDS_TO_JUDGE:
         warnings.append(
-            f"seeds: a comparison {kind} needs at least {least}, got {len(grid.seeds)}; {ADD_SEEDS}"
+            f"seeds: a verdict needs at least {LEAST_SEEDS_TO_JUDGE}, got {len(grid.seeds)}: "
+            f"no power; {ADD_SEEDS}"
+        )
+    elif len(grid.seeds) < LEAST_SEEDS and not has_training:
+        warnings.append(
+            f"seeds: a comparison without training needs at least {LEAST_SEEDS}, got "
+            f"{len(grid.seeds)}; {ADD_SEEDS}"
         )
     missing = [arm for arm in arms if len(arm.seeds) < len(grid.seeds)]
     if missing:
@@ -806,7 +829,8 @@ def _warnings(
         warnings.append(
             f"seeds without a result: {names}; differences use the seeds that both arms have"
         )
-    if has_training and (line := _step_warning(grid.arms, arms)):
+    has_own_rates = all(LEARNING_RATE in arm.space for arm in grid.arms) and grid.tuned is not None
+    if has_training and not has_own_rates and (line := _step_warning(grid.arms, arms)):
         warnings.append(line)
     primary = next((metric for metric in metrics if metric.key == grid.primary), None)
     text = undefined_in(arms, grid.primary) if primary else ""

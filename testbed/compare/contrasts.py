@@ -35,12 +35,11 @@ from fairbed.testbed.compare.differences import (
     difference_of,
     first_level,
     judged,
+    on_scale,
     resolution_of,
 )
-from fairbed.testbed.compare.statistics import standard_error
+from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE, standard_error
 
-LEAST_SEEDS = 6
-"""With fewer, an effect has no verdict but `no power`."""
 LEAST_FLIPS = 7
 """With fewer seeds the p-value of sign flips cannot be below 2 %."""
 MAX_EXACT, DRAWN_SIGNS = 12, 10_000
@@ -162,7 +161,7 @@ class Effect(Struct, frozen=True, kw_only=True):
     @property
     def is_tested(self) -> bool:
         """Whether it has a p-value, from enough seeds."""
-        return self.estimate.p is not None and self.estimate.n >= LEAST_SEEDS
+        return self.estimate.p is not None
 
     def tests(self, number: int) -> Iterator[tuple[Hashable, float]]:
         """Yield its p-values by test, for the effect of this number."""
@@ -256,14 +255,8 @@ def measured_effects(
         is_tested = effect.kind in contrast.tested
         gap = difference_of(values, quantity, floor, is_tested=is_tested and not lacking)
         reason = f"undefined in a seed of {', '.join(lacking)}" if lacking else ""
-        judgement: Literal["no verdict", "no power", "unclear"] = (
-            "no verdict"
-            if lacking or not is_tested
-            else "no power"
-            if values.size < LEAST_SEEDS
-            else "unclear"
-        )
-        gap = msgspec.structs.replace(gap, judgement=judgement, reason=reason)
+        if lacking or not is_tested:
+            gap = msgspec.structs.replace(gap, judgement="no verdict", reason=reason)
         found.append(
             Effect(
                 contrast=contrast.name,
@@ -401,18 +394,102 @@ def power_line(contrasts: Sequence[Contrast], n: int) -> str:
     claims = sum(contrast.claims for contrast in contrasts)
     found = smallest_effect(n, first_level(claims, 1))
     what = f"contrasts: {claims} tests with {n} seed{'s' * (n != 1)}"
-    if n < LEAST_SEEDS or found is None:
-        return f"{what}: no power, a verdict needs {LEAST_SEEDS} seeds; add seeds"
+    if n < LEAST_SEEDS_TO_JUDGE or found is None:
+        return f"{what}: no power, a verdict needs {LEAST_SEEDS_TO_JUDGE} seeds; add seeds"
     return (
         f"{what} show effects of {found:.2f} standard deviations (of an effect over seeds) in "
         f"{100 * POWER:.0f} % of grids; an effect of 1 needs {seeds_for(1.0, claims)} seeds"
     )
 
 
+def power_in_units(
+    contrasts: Sequence[Contrast],
+    pairs: Sequence[tuple[str, str]],
+    primary: str,
+    samples: Mapping[str, Mapping[str, ArmValues]],
+    quantities: Mapping[str, MetricKind],
+    n: int,
+) -> list[str]:
+    """Return the smallest effects that n seeds can show, in units of the metrics, one line each.
+
+    The standard deviations of the effects are those of other seeds, such as tuning runs.
+
+    Args:
+        contrasts: Those of the grid, whose tested effects are shown.
+        pairs: Arm and baseline, whose differences are shown if there is no contrast.
+        primary: The metric of these differences.
+        samples: Of each metric and arm, over the other seeds.
+        quantities: Scale of each metric.
+        n: Seeds of the grid.
+    """
+    claims = sum(contrast.claims for contrast in contrasts) or len(pairs)
+    smallest = smallest_effect(n, first_level(claims, 1))
+    if n < LEAST_SEEDS_TO_JUDGE or smallest is None:
+        return [
+            f"power: none with {n} seed{'s' * (n != 1)}: a verdict needs {LEAST_SEEDS_TO_JUDGE}"
+        ]
+    found = list[tuple[str, str, Floats]]()
+    for contrast in contrasts:
+        for metric in contrast.metrics:
+            if metric in samples:
+                found += [
+                    (effect.text(contrast.factors), metric, values)
+                    for effect in contrast.effects()
+                    if effect.kind in contrast.tested
+                    for values in [
+                        _values_of(contrast, effect, samples[metric], quantities[metric])
+                    ]
+                ]
+    if not contrasts and primary in samples:
+        own = samples[primary]
+        for arm, baseline in pairs:
+            known = sorted(own[arm].values.keys() & own[baseline].values.keys())
+            both = [[own[name].values[seed] for seed in known] for name in (arm, baseline)]
+            ends: Floats = np.array(both, dtype=np.float64)
+            ends = np.log(ends) if _is_log(own, quantities[primary]) else ends
+            found.append((f"{arm} - {baseline}", primary, ends[0] - ends[1]))
+    lines = list[str]()
+    for effect_text, metric, values in found:
+        if values.size < 2:
+            continue
+        deviation = float(values.std(ddof=1))
+        is_log = _is_log(samples[metric], quantities[metric])
+        size = smallest * deviation
+        text = f"{100.0 * math.expm1(size):.3g} %" if is_log else f"{size:.3g}"
+        low, high = _deviation_range(values.size)
+        lines.append(
+            f"power: {n} seeds show {effect_text} from {text} of {metric} on in "
+            f"{100 * POWER:.0f} % of grids, if its standard deviation is that of the "
+            f"{values.size} tuning seeds on validation examples, which may be {low:.2f} to "
+            f"{high:.3g} times as large"
+        )
+    return lines
+
+
+def _values_of(
+    contrast: Contrast, effect: EffectOf, own: Mapping[str, ArmValues], quantity: MetricKind
+) -> Floats:
+    if not all(own[arm].values for arm in contrast.arms):
+        return np.empty(0)
+    return effect_values(contrast, effect, own, is_log=_is_log(own, quantity))
+
+
+def _is_log(own: Mapping[str, ArmValues], quantity: MetricKind) -> bool:
+    return on_scale(quantity, own).scale == "log"
+
+
+def _deviation_range(n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a standard deviation of n normal values, as factors."""
+    return (
+        math.sqrt((n - 1) / special.chdtri(n - 1, 0.025)),
+        math.sqrt((n - 1) / special.chdtri(n - 1, 0.975)),
+    )
+
+
 def seeds_for(effect: float, claims: int) -> int:
     """Return the seeds with which an effect, in standard deviations, is shown with `POWER`."""
     level = first_level(claims, 1)
-    n = LEAST_SEEDS
+    n = LEAST_SEEDS_TO_JUDGE
     while (smallest_effect(n, level) or math.inf) > effect:
         n += 1
     return n

@@ -16,7 +16,13 @@ from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.coordinator.report.measures.scales import MetricKind, RunSize
-from fairbed.testbed.compare.statistics import CONFIDENCE, holm, mean_interval, p_value
+from fairbed.testbed.compare.statistics import (
+    CONFIDENCE,
+    LEAST_SEEDS_TO_JUDGE,
+    holm,
+    mean_interval,
+    p_value,
+)
 
 FAMILY_LEVEL = 1.0 - CONFIDENCE
 """Largest probability of a false verdict in a grid of equal arms."""
@@ -63,7 +69,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     p_family: float | None
     """The same, corrected for all comparisons of the grid."""
     judgement: Judgement
-    """Unclear if `p_family` is above the level of the family, or seeds are too few for a test."""
+    """Unclear if `p_family` is above the level of the family; no power if seeds are too few."""
     reason: str
     """Why there is no verdict, however many seeds there are; empty otherwise."""
 
@@ -161,7 +167,7 @@ def difference_of(
         resolution=step,
         p=p_value(paired, floor=floor) if is_tested else None,
         p_family=None,
-        judgement="unclear",
+        judgement="unclear" if found.n >= LEAST_SEEDS_TO_JUDGE else "no power",
         reason="",
     )
 

@@ -24,6 +24,8 @@ from fairbed.testbed.inputs import FAIRBED, differing, in_words
 
 MANIFEST = "grid.json"
 ARMS = "arms"
+TUNING = "tuning"
+"""Folder of the tuning runs, a grid of their own, which begins first."""
 REPLACED = "replaced"
 """Folder of the last runs of cells that were done again."""
 
@@ -108,14 +110,8 @@ def grid_folder(out: Path, grid: Grid, inputs: InputsByArm | None = None) -> Ite
         OSError: The folder cannot be written.
     """
     new = manifest_of(grid, inputs)
-    is_new = not (out / MANIFEST).exists()
-    if is_new and out.exists() and any(path.name != LOCK_FILE for path in out.iterdir()):
-        found = min(path.name for path in out.iterdir())
-        raise ExperimentError(
-            f"--out {out}: must be a new or empty folder, or that of this grid, got one with "
-            f"{found}; choose another"
-        )
-    old = new if is_new else _read(out / MANIFEST)
+    check_folder(out)
+    old = _read(out / MANIFEST) if (out / MANIFEST).exists() else new
     _check(out, old, new)
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -132,6 +128,21 @@ def grid_folder(out: Path, grid: Grid, inputs: InputsByArm | None = None) -> Ite
         yield GridFolder(new, redone)
     finally:
         lock.release()
+
+
+def check_folder(out: Path) -> None:
+    """Check that a folder is new, or that of a grid.
+
+    Raises:
+        ExperimentError: It has other files.
+    """
+    if (out / MANIFEST).exists() or not out.exists():
+        return
+    if found := sorted({path.name for path in out.iterdir()} - {LOCK_FILE, TUNING}):
+        raise ExperimentError(
+            f"--out {out}: must be a new or empty folder, or that of this grid, got one with "
+            f"{found[0]}; choose another"
+        )
 
 
 def _check(out: Path, old: GridManifest, new: GridManifest) -> None:

@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -30,6 +30,8 @@ from fairbed.testbed.compare.measures import (
     FINAL_ERROR,
     MACHINE_TIME,
     NEEDS_TRAINING,
+    POOLED_ACCURACY,
+    POOLED_ERROR,
     TOTAL_TIME,
     UPDATES,
     WITHOUT_TRAINING,
@@ -37,6 +39,17 @@ from fairbed.testbed.compare.measures import (
     known_metrics,
     named_keys,
     scores,
+)
+from fairbed.testbed.compare.tuning import halving
+from fairbed.testbed.compare.tuning.result import TuningSummary
+from fairbed.testbed.compare.tuning.space import (
+    Point,
+    TuneConfig,
+    Tuning,
+    axes_of,
+    check_spaces,
+    settings_of,
+    size_of,
 )
 from fairbed.testbed.experiment.explain import assign, explain, first_not_finite
 from fairbed.testbed.experiment.file import (
@@ -156,6 +169,8 @@ class GridConfig(Section, frozen=True, kw_only=True):
     target: TargetConfig = TargetConfig()
     contrast: tuple[ContrastConfig, ...] = ()
     """Factorial questions: main effects, interactions, equivalence."""
+    tune: TuneConfig | None = None
+    """Constants of the arms, chosen on validation examples; not set: those of the experiment."""
     cohorts: Cohorts = "own"
     """`fixed`: arms that select alike have the cohorts of one of them, the baseline or the first;
     `own`: each arm selects for itself."""
@@ -174,6 +189,10 @@ class Arm:
     """The experiment, with the first seed of the grid."""
     cohorts_of: str | None = None
     """The arm whose cohorts this one has; None: it selects for itself."""
+    space: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values to try, by key; empty without `[tune]`."""
+    points: tuple[Point, ...] = ()
+    """All combinations of them."""
 
     @property
     def front_value(self) -> float | None:
@@ -226,6 +245,11 @@ class Grid:
     """Keys of the metrics of the table for a paper; empty takes a few."""
     contrasts: tuple[Contrast, ...] = ()
     """Factorial questions, declared before the first run."""
+    cohorts: Cohorts = "own"
+    tuning: Tuning | None = None
+    """How constants are chosen; None: they are not, or the arms have the chosen ones."""
+    tuned: TuningSummary | None = None
+    """How the constants of the arms were chosen; None: they were not."""
 
     def cells(self) -> list[GridCell]:
         """Return all cells, seed by seed, so that an interrupted grid has complete seeds."""
@@ -317,7 +341,9 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
     if not config.arm and not config.axes:
         raise ValueError("arm: a grid needs arms, got none; add [[arm]] or [axes]")
     listed: tuple[ArmConfig | None, ...] = config.arm or (None,)
-    arms = distinct([a for one in listed for a in _span(one, config.axes, base, seeds[0], path)])
+    arms = distinct(
+        [a for one in listed for a in _span(one, config.axes, base, seeds[0], path, config.tune)]
+    )
     names = [arm.name for arm in arms]
     taken = dict[str, str]()
     for arm in names:
@@ -333,7 +359,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         )
     baseline = _known("baseline", config.baseline or names[0], names)
     if config.cohorts == "fixed":
-        arms = _with_fixed_cohorts(arms, baseline, config.fleet)
+        arms = with_fixed_cohorts(arms, baseline, config.fleet)
     _known("target.of", config.target.of or baseline, names)
     quality = FINAL_ACCURACY
     if all(arm.experiment.model.task == "regression" for arm in arms):
@@ -370,7 +396,110 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         ),
         target=config.target,
         contrasts=_contrasts(config.contrast, arms, primary, compared),
+        cohorts=config.cohorts,
+        tuning=None
+        if config.tune is None
+        else _tuning(config, config.tune, arms, seeds, compared if trains else ()),
     )
+
+
+def _tuning(
+    config: GridConfig,
+    tune: TuneConfig,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    compared: Sequence[str],
+) -> Tuning:
+    """Return how the constants of a grid are chosen.
+
+    Args:
+        config: The grid.
+        tune: Its `[tune]`.
+        arms: Its arms, with their points.
+        seeds: Those of the comparison.
+        compared: Keys of its metrics; empty without training.
+
+    Raises:
+        ValueError: The arms cannot be tuned so.
+    """
+    own = tune.all_seeds
+    if len(set(own)) < len(own):
+        raise ValueError(f"tune.seeds: must be distinct, got {list(own)}; list each once")
+    if both := sorted(set(own) & set(seeds)):
+        raise ValueError(
+            f"tune.seeds: must be no seeds of the comparison, got {', '.join(map(str, both))} in "
+            "both: constants would be chosen by its runs; take others"
+        )
+    if not compared:
+        raise ValueError(
+            "tune: must be for a grid that trains, got one without training; set replay.training, "
+            "or remove [tune]"
+        )
+    for arm in arms:
+        _check_tuned(arm, [key for one in config.contrast for key in one.factors])
+    check_spaces({arm.name: arm.space for arm in arms})
+    n_points = len(arms[0].points)
+    if n_points < 2:
+        raise ValueError(
+            f"tune.space: must have at least two points, got {n_points}; list more values"
+        )
+    runs = len(arms) * halving.runs_in(halving.plan(n_points, len(own), is_halved=tune.halving))
+    if tune.max_runs is not None and runs > tune.max_runs:
+        raise ValueError(
+            f"tune.space: must need at most {tune.max_runs:,} runs (max_runs), got {runs:,}: "
+            f"{len(arms)} arms x {n_points} points with up to {len(own)} seeds; remove values or "
+            "seeds, or raise max_runs"
+        )
+    if len(arms) * n_points * len(own) > MAX_CELLS:
+        raise ValueError(
+            f"tune.space: arms x points x seeds must be at most {MAX_CELLS:,}, got "
+            f"{len(arms) * n_points * len(own):,}; remove some values"
+        )
+    is_error = all(arm.experiment.model.task == "regression" for arm in arms)
+    default = POOLED_ERROR if is_error else POOLED_ACCURACY
+    criterion = _metric("tune.criterion", tune.criterion or default, compared)
+    better = {metric.key: metric.better for metric in known_metrics()}
+    if criterion not in better or criterion in keys_of("attack"):
+        raise ValueError(
+            f"tune.criterion: must be a metric of every run, got {criterion!r}; use "
+            f"{', '.join(scores())}"
+        )
+    side = better[criterion]
+    assert side is not None, "compared metrics have a better side"
+    return Tuning(own, criterion, side, tune.halving)
+
+
+def _check_tuned(arm: Arm, factors: Sequence[str]) -> None:
+    """Check that the constants of an arm can be chosen on validation examples alone.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    data = arm.experiment.data
+    if not data.validation_fraction:
+        raise ValueError(
+            "tune: data.validation_fraction must be above 0, got 0: constants are chosen on "
+            "validation examples; set it to 0.2"
+        )
+    if data.evaluated != "test":
+        raise ValueError(
+            f"tune: data.evaluated must be 'test', got {data.evaluated!r} in {arm.name}: the "
+            "comparison is that of the tests; remove it"
+        )
+    if arm.experiment.seeds.data is None and data.dataset != "synthetic":
+        raise ValueError(
+            "tune: seeds.data must be set, got none: with another division in each seed, the test "
+            "examples of one are trained on in others; set seeds.data = 0"
+        )
+    if key := next((key for key in arm.space if key in factors), None):
+        raise ValueError(
+            f"tune.space: {key}: must be no factor of a contrast, got one; tune other keys"
+        )
+    if key := next((key for key, _ in arm.axes if key in arm.space), None):
+        raise ValueError(
+            f"tune.space: {key}: must be no axis of arm {arm.name!r}, whose name has its value; "
+            "remove it from one of them"
+        )
 
 
 def _contrasts(
@@ -469,7 +598,7 @@ def _level_text(values: Sequence[Any]) -> str:
     return " or ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
 
 
-def _with_fixed_cohorts(arms: Sequence[Arm], baseline: str, fleet: Fleet) -> list[Arm]:
+def with_fixed_cohorts(arms: Sequence[Arm], baseline: str, fleet: Fleet) -> list[Arm]:
     """Return the arms, of which those that select alike have the cohorts of one of them.
 
     Raises:
@@ -541,7 +670,12 @@ def _metric(where: str, key: str, keys: Sequence[str]) -> str:
 
 
 def _span(
-    listed: ArmConfig | None, shared: Mapping[str, list[Any]], base: Document, seed: int, path: Path
+    listed: ArmConfig | None,
+    shared: Mapping[str, list[Any]],
+    base: Document,
+    seed: int,
+    path: Path,
+    tune: TuneConfig | None,
 ) -> Iterator[Arm]:
     """Yield the arms from the axes and one listed arm; None if no arm is listed."""
     axes = {**shared, **(listed.axes if listed else {})}
@@ -566,7 +700,43 @@ def _span(
             )
         experiment = parse_experiment(raw, f"{path}: arm {name!r}")
         curve = arm_name(stem, words, [(key, value) for key, value in given if key != FRONT_AXIS])
-        yield Arm(name, curve or name, given, experiment)
+        arm = Arm(name, curve or name, given, experiment)
+        yield arm if tune is None else _with_points(arm, raw, tune, path)
+
+
+def _with_points(arm: Arm, raw: Document, tune: TuneConfig, path: Path) -> Arm:
+    """Return an arm with the points of its search space.
+
+    Args:
+        arm: The arm.
+        raw: Its document.
+        tune: The spaces.
+        path: The file of the grid.
+
+    Raises:
+        ValueError: A value is refused, or there are too many points.
+    """
+    own = msgspec.to_builtins(arm.experiment)
+    fits = {
+        number: all(_value_in(own, key) == value for key, value in space.where.items())
+        for number, space in enumerate(tune.space)
+    }
+    axes = axes_of(tune, fits)
+    if size_of(axes) > MAX_CELLS:
+        raise ValueError(
+            f"tune.space: must have at most {MAX_CELLS:,} points, got {size_of(axes):,} for arm "
+            f"{arm.name!r}; remove some values"
+        )
+    points = []
+    for setting in settings_of(axes):
+        document = copy.deepcopy(raw)
+        for key, value in setting:
+            _check_shared("tune.space", key)
+            _assign(document, "tune.space", key, copy.deepcopy(value))
+        shown = ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in setting)
+        experiment = parse_experiment(document, f"{path}: tune.space: {shown}: arm {arm.name!r}")
+        points.append(Point(setting, experiment))
+    return replace(arm, space=axes, points=tuple(points))
 
 
 def distinct(arms: Sequence[Arm]) -> list[Arm]:

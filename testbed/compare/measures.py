@@ -21,6 +21,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_schema import RunSummary
 from fairbed.coordinator.store import Provenance, RunReader
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
+from fairbed.wire.shard import LEAST_VALIDATION
 
 MAX_POINTS = 1_000
 """Maximum number of rounds in the curves of a run; longer runs have every k-th round."""
@@ -95,6 +96,8 @@ def keys_with_table() -> tuple[str, ...]:
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
 FINAL_ERROR = "rmse_mean"
 """Of regression, which has no accuracy."""
+POOLED_ACCURACY, POOLED_ERROR = "accuracy_pooled", "rmse_pooled"
+"""Over the examples of all devices, each of which counts once."""
 ENERGY = "energy_j"
 """Known where the profile of every device has its power."""
 UPDATES = "updates"
@@ -157,6 +160,10 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     """Direction of each metric of `evaluation.metrics`: more or less."""
     has_attack: bool = False
     """Whether its experiment has `[fleet.malicious]`, which may make no device malicious."""
+    evaluated: int = 0
+    """Devices with held-out examples."""
+    few: int = 0
+    """Those of them with fewer than `LEAST_VALIDATION`."""
 
 
 def measure(folder: Path) -> RunMeasures:
@@ -172,7 +179,8 @@ def measure(folder: Path) -> RunMeasures:
             rounds, counts, queues = facts.rounds, facts.counts, facts.queues
             evaluations, device_s = reader.metrics(), device_seconds(reader)
             values, missing = _values(facts, summary)
-            tested = sum(row.n for row in facts.device_metrics.values())
+            held_out = [row.n for row in facts.device_metrics.values() if row.n]
+            tested = sum(held_out)
     if not tested and evaluations and evaluations[-1].test_n is not None:
         tested = evaluations[-1].test_n
     for one in summary.metrics or ():
@@ -195,6 +203,8 @@ def measure(folder: Path) -> RunMeasures:
         inputs=inputs_in(summary.provenance),
         named={one.name: one.better for one in summary.metrics or ()},
         has_attack=summary.attackers is not None,
+        evaluated=len(held_out),
+        few=sum(n < LEAST_VALIDATION for n in held_out),
     )
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -56,6 +56,7 @@ async def run_cells(
     handles_signals: bool = True,
     hosts: CellHosts | None = None,
     note: Callable[[str], None] = lambda line: None,
+    only: Sequence[GridCell] | None = None,
 ) -> bool:
     """Run every unfinished cell, and read the finished ones.
 
@@ -70,6 +71,7 @@ async def run_cells(
         handles_signals: False in a thread where no signal arrives.
         hosts: Hosts for the replays; None is this machine.
         note: Called with lines about hosts.
+        only: Some cells of the grid, none of which needs another one; None is all of them.
 
     Returns:
         Whether all cells have a result; False after a signal.
@@ -83,7 +85,7 @@ async def run_cells(
     async with anyio.create_task_group() as group:
         if handles_signals:
             await group.start(_watch_signals, group.cancel_scope, name="compare.signals")
-        for cells in grid.stages():
+        for cells in grid.stages() if only is None else [only]:
             rest = iter(cells)
             async with anyio.create_task_group() as workers:
                 if grid.fleet == "run":
@@ -110,15 +112,18 @@ async def _watch_signals(
             scope.cancel()
 
 
-def run_cells_here(grid: Grid, out: Path, report: ReportResult) -> None:
+def run_cells_here(
+    grid: Grid, out: Path, report: ReportResult, only: Sequence[GridCell] | None = None
+) -> None:
     """Replay every unfinished cell in this process, one after another.
 
     Args:
         grid: The grid, of replays.
         out: Its folder.
         report: Called with each result as soon as it is known.
+        only: As for `run_cells`.
     """
-    for cell in itertools.chain(*grid.stages()):
+    for cell in itertools.chain(*grid.stages()) if only is None else only:
         report(_result(cell, out, run_job(_job(cell, out), threads=None)))
 
 

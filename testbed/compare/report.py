@@ -26,6 +26,7 @@ from fairbed.testbed.compare.table import (
     metrics_csv,
     shown_gap,
     shown_value,
+    tuning_csv,
 )
 from fairbed.wire.printable import Printable, latex
 
@@ -112,7 +113,7 @@ def _notes(comparison: Comparison, metrics: list[MetricSummary]) -> Iterator[str
         if text:
             heading = metric.heading[:1].upper() + metric.heading[1:]
             yield _typeset(latex(f"{heading} is undefined in {text};"), " $n$ counts the others.")
-    for line in (comparison.weightings, comparison.steps, comparison.cohorts):
+    for line in (comparison.constants, comparison.weightings, comparison.steps, comparison.cohorts):
         if line:
             yield _typeset(latex(f"{line}."))
 
@@ -166,6 +167,7 @@ def write_report(comparison: Comparison, out: Path) -> None:
         "compare.csv": metrics_csv(comparison),
         "cells.csv": cells_csv(comparison),
         **({"effects.csv": effects_csv(comparison)} if comparison.effects else {}),
+        **({"tuning.csv": tuning_csv(comparison.tuning)} if comparison.tuning else {}),
         "compare.tex": tex(comparison),
     }
     for name, text in files.items():

@@ -100,11 +100,11 @@ def _against(arm: ArmSummary, comparison: Comparison, metric: MetricSummary) -> 
     verdict = (
         f"no verdict: {gap.reason}"
         if gap.reason
-        else f"{arm.name} is {gap.judgement}"
-        if gap.judgement != "unclear"
+        else f"no power: a verdict needs {LEAST_SEEDS_TO_JUDGE} shared seeds"
+        if gap.judgement == "no power"
         else "no difference is shown"
-        if gap.p is not None
-        else f"a verdict needs {LEAST_SEEDS_TO_JUDGE} shared seeds"
+        if gap.judgement == "unclear"
+        else f"{arm.name} is {gap.judgement}"
     )
     return (
         f"{heading} of {arm.name}: {own}, against {other} of {baseline.name}; "
@@ -161,7 +161,7 @@ def _gap(arm: ArmSummary, metric: MetricSummary, comparison: Comparison) -> Html
         return HtmlCell("", tone="quiet")
     if gap.judgement == "no verdict":
         return HtmlCell(f"{shown} no verdict", gap.mean, tone="quiet")
-    if gap.judgement == "unclear":
+    if gap.judgement in ("unclear", "no power"):
         return HtmlCell(str(shown))
     text = f"{shown} {gap.judgement}"
     return HtmlCell(text, gap.mean, tone="good" if gap.judgement == "better" else "bad")

@@ -16,8 +16,11 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 CONFIDENCE = 0.95
 WINDOW = 5
 """Evaluations in the running mean that must reach a target."""
-LEAST_SEEDS_TO_JUDGE = 5
-"""With fewer, a verdict rests on the assumption of a normal distribution alone."""
+LEAST_SEEDS_TO_JUDGE = 6
+"""With fewer, a difference has no verdict but `no power`: a paired test of three seeds shows
+differences from 3.3 standard deviations on, and its level rests on normal differences alone."""
+LEAST_OF_AN_INTERVAL = 5
+"""With fewer values, an interval alone decides nothing."""
 
 Verdict: TypeAlias = Literal["less", "more", "unclear"]
 
@@ -38,7 +41,7 @@ class ConfidenceInterval:
 
         It is for one comparison alone; `holm` corrects for several.
         """
-        if self.low is None or self.high is None or self.n < LEAST_SEEDS_TO_JUDGE:
+        if self.low is None or self.high is None or self.n < LEAST_OF_AN_INTERVAL:
             return "unclear"
         return "less" if self.high < 0.0 else "more" if self.low > 0.0 else "unclear"
 

@@ -27,6 +27,7 @@ from fairbed.testbed.compare.differences import (
     Estimate,
 )
 from fairbed.testbed.compare.measures import keys_with_table
+from fairbed.testbed.compare.tuning.result import TuningSummary, tuning_rows
 from fairbed.testbed.progress import rich_console
 from fairbed.wire.printable import Printable, csv_cell
 
@@ -114,6 +115,7 @@ def notes(comparison: Comparison) -> list[str]:
         "marked by *.",
         f"{brackets(comparison)} {tested}",
         *power_of(comparison),
+        *(comparison.tuning.power if comparison.tuning is not None else ()),
         *reading(comparison),
         *(f"warning: {line}" for line in comparison.warnings),
     ]
@@ -157,7 +159,12 @@ def reading(comparison: Comparison) -> list[str]:
             "lacks, and none at all if that is the primary metric. n is the number of seeds with "
             "the metric; differences are those of the seeds in which both have it."
         )
-    found = (comparison.weightings, comparison.steps, comparison.cohorts)
+    found = (
+        comparison.constants,
+        comparison.weightings,
+        comparison.steps,
+        comparison.cohorts,
+    )
     return [*lines, *(f"{line}." for line in found if line)]
 
 
@@ -219,6 +226,11 @@ def effects_csv(comparison: Comparison) -> str:
             )
         )
     return _csv(rows)
+
+
+def tuning_csv(tuning: TuningSummary) -> str:
+    """Return CSV with a row for each arm, point and seed of a search for constants."""
+    return _csv(list(tuning_rows(tuning)))
 
 
 def cells_csv(comparison: Comparison) -> str:

@@ -151,6 +151,7 @@ def game_of(runs: Sequence[FinishedRun]) -> Game:
         experiment.data,
         devices=experiment.shards,
         seed=experiment.seed_for("data"),
+        fold=experiment.validation_fold,
         assignments=first.shards,
     )
     dataset = data.dataset

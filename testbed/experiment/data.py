@@ -209,6 +209,12 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """not set: natural if the data have users, as `synthetic` does, and iid otherwise."""
     test_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
     """Share of each device's examples that is held out for evaluation; at least one example."""
+    validation_fraction: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Share of each device's other examples that no model is trained on, to choose constants; at
+    least one, if two are left. Fewer than ten are a fold, of which each seed takes another one."""
+    evaluated: Literal["test", "validation"] = "test"
+    """The held-out examples on which models are evaluated. `validation`: no test example is read,
+    as in the runs that choose the constants of a grid (`[tune]`)."""
     min_examples: Annotated[int, Meta(ge=2)] = 10
     """Fewest examples that a device may hold, including the held-out ones."""
     max_examples: PositiveInt | None = None
@@ -222,6 +228,11 @@ class DataConfig(Section, frozen=True, kw_only=True):
         self._check_name()
         if problem := self._misplaced():
             raise ValueError(problem)
+        if self.evaluated == "validation" and not self.validation_fraction:
+            raise ValueError(
+                "validation_fraction must be above 0 with evaluated = 'validation', got 0; set "
+                "validation_fraction = 0.2"
+            )
         if self.is_table and self.label is None and not (self.text and self.target in UNLABELLED):
             raise ValueError(
                 f"label must name the column of the labels in {self.source}, got none; set "

@@ -110,6 +110,8 @@ class SeedsConfig(Section, frozen=True, kw_only=True):
     """Order of the mini-batches."""
     malicious: Seed | None = None
     """Malicious devices, and their poisoned labels."""
+    validation: Seed | None = None
+    """Fold of devices with few validation examples (`data.validation_fraction`)."""
 
 
 EMBEDDED = "embedded"
@@ -605,6 +607,11 @@ class Experiment(Section, frozen=True, kw_only=True):
         own: int | None = getattr(self.seeds, purpose)
         return self.seed if own is None else own
 
+    @property
+    def validation_fold(self) -> int:
+        """The fold that validates on devices with few validation examples; 0 without any."""
+        return self.seed_for("validation") if self.data.validation_fraction else 0
+
     def coordinator(self, *, starts_fleet: bool = True, absent: int = 0) -> CoordinatorConfig:
         """Return the coordinator's part of the experiment.
 
@@ -665,7 +672,13 @@ class Experiment(Section, frozen=True, kw_only=True):
         may_score = self.privacy.scores or not self.privacy.is_on
         if self.evaluation.own_data != "devices" or not may_score:
             return None
-        return HeldOut(fraction=self.data.test_fraction, seed=self.seed_for("data"))
+        return HeldOut(
+            fraction=self.data.test_fraction,
+            seed=self.seed_for("data"),
+            validation=self.data.validation_fraction,
+            fold=self.validation_fold,
+            evaluates=self.data.evaluated,
+        )
 
     def check_layout(self, layout: Layout) -> None:
         """Check that the model of the experiment can be trained as configured.

@@ -37,7 +37,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.partition import divide, rows_by_owner
 from fairbed.wire.artifact import Artifact, initial_vector
 from fairbed.wire.labels import shortened
-from fairbed.wire.shard import Shard, make_shard, split, strata
+from fairbed.wire.shard import Shard, make_shard, split, split_validation, strata
 
 if TYPE_CHECKING:
     from fairbed.coordinator.task.changes import ModelChanges
@@ -272,6 +272,7 @@ class FleetData:
         poisoned: Collection[int] = (),
         poison_seed: int = 0,
         sends_held_out: bool = False,
+        fold: int = 0,
     ) -> None:
         """Divide the data.
 
@@ -289,6 +290,7 @@ class FleetData:
             poison_seed: Seed of the poisoned labels.
             sends_held_out: Devices receive their held-out examples, too, to evaluate their personal
                 models, or one of which they keep some values.
+            fold: Which fold validates on devices with few validation examples.
 
         Raises:
             DatasetError: The data cannot be divided so, or the assignments do not fit.
@@ -317,13 +319,18 @@ class FleetData:
             split(rows, classes[rows], config.test_fraction, generator(seed, Draw.SPLIT, k))
             for k, rows in enumerate(rows_by_owner(owner, devices))
         ]
+        if config.validation_fraction:
+            parts = _with_validation(parts, classes, config, seed, fold)
+            if config.evaluated == "validation":
+                dataset, parts = _without_others(dataset, parts)
         self.train_rows: tuple[Ints, ...] = tuple(train for train, _ in parts)
-        """Rows of the data set that each shard trains on."""
-        self.test_rows: tuple[Ints, ...] = tuple(test for _, test in parts)
-        """Rows of the data set that each shard holds out."""
+        """Rows of `dataset` that each shard trains on."""
+        self.test_rows: tuple[Ints, ...] = tuple(held_out for _, held_out in parts)
+        """Rows of `dataset` on which the models of each shard are evaluated: test examples, or
+        validation examples with `data.evaluated`, which may be none."""
         self.dataset = dataset = dataset.fitted(np.concatenate(self.train_rows))
-        """All examples, fitted on the training rows, with poisoned labels where a shard has them.
-        """
+        """All examples, or those without test examples with `data.evaluated = "validation"`; fitted
+        on the training rows, with poisoned labels where a shard has them."""
         if untrained := self._untrained():
             _log.warning(
                 "%s: no device trains on the class %s: all its examples are held out for tests; "
@@ -366,6 +373,45 @@ class FleetData:
     def assignments(self) -> dict[str, int]:
         """Return the shard number of each device that has one, for a resumed run."""
         return self.places.assignments()
+
+
+def _with_validation(
+    parts: Sequence[tuple[Ints, Ints]], classes: Ints, config: DataConfig, seed: int, fold: int
+) -> list[tuple[Ints, Ints]]:
+    """Return the rows of each shard that train and those that are evaluated.
+
+    Args:
+        parts: Rows of each shard without the test part, and of the test part.
+        classes: Of all rows, shape (n,).
+        config: The shares, and the part that is evaluated.
+        seed: Seed of the division.
+        fold: Which fold validates where it is small.
+    """
+    found = []
+    for k, (rows, tests) in enumerate(parts):
+        rng = generator(seed, Draw.VALIDATION, k)
+        training, validation = split_validation(
+            rows, classes[rows], config.validation_fraction, fold, rng
+        )
+        found.append((training, validation if config.evaluated == "validation" else tests))
+    if config.evaluated == "validation" and (lacking := sum(not len(own) for _, own in found)):
+        _log.warning(
+            "data.validation_fraction: %d of %d devices have no validation example, because one "
+            "example alone is left for training; they do not count",
+            lacking,
+            len(found),
+        )
+    return found
+
+
+def _without_others(
+    dataset: Dataset, parts: Sequence[tuple[Ints, Ints]]
+) -> tuple[Dataset, list[tuple[Ints, Ints]]]:
+    """Return the examples of some parts alone, and the places of the parts there."""
+    kept = np.sort(np.concatenate([rows for pair in parts for rows in pair]))
+    return dataset.take(kept), [
+        (np.searchsorted(kept, own), np.searchsorted(kept, held_out)) for own, held_out in parts
+    ]
 
 
 def _check_division(dataset: Dataset, partition: Partition, classes: Ints) -> None:

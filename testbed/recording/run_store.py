@@ -159,8 +159,10 @@ def _counts(
         experiment.data,
         devices=experiment.shards,
         seed=experiment.seed_for("data"),
+        fold=experiment.validation_fold,
         assignments=shards,
     )
+    places = data.dataset.bucket_places
     found = {
         device.name: np.bincount(places[data.train_rows[shards[device.name]]], minlength=n)
         for device in devices

@@ -353,7 +353,7 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     devices = [device.at_task(experiment, costs) for device in devices]
     attacks = {row: d.spec.attack for row, d in enumerate(devices) if d.spec.attack is not None}
     data, examples = _examples(experiment, dataset, names, attacks)
-    artifact = task_of(experiment, dataset)
+    artifact = task_of(experiment, dataset if data is None else data.dataset)
     memory = [0 if d.profile is None else d.profile.memory_bytes for d in devices]
     sizes = _part_sizes(experiment, artifact, names, np.array(memory), examples)
     conditions = columns_of(devices)
@@ -468,7 +468,7 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, fleet.names, {})
     conditions = fleet.means, fleet.varying
-    artifact = task_of(experiment, dataset)
+    artifact = task_of(experiment, dataset if data is None else data.dataset)
     assert experiment.replay.task_costs is not None, "with_costs has set it"
     lengths = _lengths(dataset, data, examples, experiment.replay.task_costs)
     sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)
@@ -570,7 +570,8 @@ def _lengths(
             f"{[*dataset.buckets[:-1]]} and the longest, got {known} and the longest; remove "
             'task_costs and set replay.costs_from = "measured"'
         )
-    places, n = dataset.bucket_places, len(dataset.buckets)
+    places = (dataset if data is None else data.dataset).bucket_places
+    n = len(dataset.buckets)
     if data is None:
         of_all = np.tile(np.bincount(places, minlength=n), (len(examples), 1))
         return share_of(of_all, examples)
@@ -631,6 +632,7 @@ def _examples(
         experiment.data,
         devices=len(names),
         seed=experiment.seed_for("data"),
+        fold=experiment.validation_fold,
         names=names,
         poisoned=[row for row, attack in attacks.items() if attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),

@@ -789,6 +789,7 @@ def _load_data(
         experiment.data,
         devices=experiment.shards,
         seed=experiment.seed_for("data"),
+        fold=experiment.validation_fold,
         places=places,
         poisoned=[k for k, attack in enumerate(attacks) if attack and attack.poisons_labels],
         poison_seed=experiment.seed_for("malicious"),

@@ -16,21 +16,21 @@ def test_intervals_and_verdicts_are_measured(
     assert intervals.main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["distribution"], row["seeds"]) for row in found["known"]][:2] == [
-        ("normal", 5),
+        ("normal", 6),
         ("normal", 10),
     ]
     for row in found["known"]:
         assert row["percentile"] < row["expanded"] <= 0.99
-        if row["seeds"] == 5:
+        if row["seeds"] == 6:
             assert row["expanded"] < row["Student (ours)"] + 0.02
     by_metric = {row["metric"]: row for row in found["differences"]}
     assert by_metric["virtual_s"]["distinct values"] == 80
     assert "wall_s" not in by_metric
-    assert all(0.85 < row["5 seeds"] <= 1.0 for row in by_metric.values())
+    assert all(0.85 < row["6 seeds"] <= 1.0 for row in by_metric.values())
     once, *drawn = found["grids"]
-    assert (once["grids"], once["runs"]) == (8, "each once")
+    assert (once["grids"], once["runs"]) == (6, "each once")
     assert [(row["arms"], row["seeds"]) for row in drawn] == [
-        (arms, seeds) for arms in (2, 4) for seeds in (5, 10, 20)
+        (arms, seeds) for arms in (2, 4) for seeds in (6, 10, 20)
     ]
     assert once["from"] <= once["any verdict"] <= once["to"]
     for row in drawn:

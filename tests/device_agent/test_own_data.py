@@ -126,6 +126,33 @@ def test_test_examples_of_the_file_are_taken(tmp_path: Path) -> None:
         assert (found[0][:, 0].tolist(), found[1].tolist()) == ([1, 1, 1], [1, 1, 1])
 
 
+def test_validation_examples_are_no_training_examples_and_tests_stay(tmp_path: Path) -> None:
+    path = numbered(tmp_path, [0, 1] * 20)
+    training, tests = rows(OwnData(path, CLASSES, HELD_OUT, "pi-7"))
+    parts = structs.replace(HELD_OUT, validation=0.4)
+    trained, tested = rows(OwnData(path, CLASSES, parts, "pi-7"))
+    chooses = structs.replace(parts, evaluates="validation")
+    again, validated = rows(OwnData(path, CLASSES, chooses, "pi-7"))
+    assert tested == tests
+    assert again == trained
+    assert sorted(trained + validated) == training
+    assert len(validated) == 12
+
+
+def test_a_file_with_tests_has_validation_examples_among_the_others(tmp_path: Path) -> None:
+    x = np.zeros((8, 2), np.float32)
+    path = write(tmp_path, x=x, y=np.zeros(8, int), x_test=x[:3] + 1, y_test=np.ones(3, int))
+    parts = structs.replace(HELD_OUT, validation=0.25)
+    (_, y), _ = OwnData(path, CLASSES, parts, "pi-7").load(Storage())
+    tests = OwnData(path, CLASSES, parts, "pi-7").held_out()
+    chooses = structs.replace(parts, evaluates="validation")
+    validated = OwnData(path, CLASSES, chooses, "pi-7").held_out()
+    assert tests is not None
+    assert validated is not None
+    assert (len(y), len(tests[1]), len(validated[1])) == (6, 3, 2)
+    assert not validated[1].any(), "none is a test example"
+
+
 @pytest.mark.parametrize(
     ("arrays", "problem"),
     [

@@ -462,6 +462,14 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "welcome-held-out": Welcome(
         boot=23, task=TASK, shard=None, held_out=HeldOut(fraction=0.25, seed=5)
     ),
+    "welcome-validation": Welcome(
+        boot=23,
+        task=TASK,
+        shard=None,
+        held_out=HeldOut(
+            fraction=0.25, seed=5, validation=0.2, fold=10_001, evaluates="validation"
+        ),
+    ),
     "welcome-scale": Welcome(boot=23, task=TASK, shard=None, wants_scale=True),
     "welcome-log": Welcome(boot=23, task=TASK, shard=None, wants_log=True),
     "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD),

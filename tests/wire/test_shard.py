@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.shard import Shard, decode_shard, encode_shard, make_shard, split, strata
+from fairbed.wire.shard import (
+    LEAST_VALIDATION,
+    Shard,
+    decode_shard,
+    encode_shard,
+    make_shard,
+    split,
+    split_validation,
+    strata,
+)
 
 LABELS = np.array([2, 0, 1])
 FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -185,3 +194,35 @@ def test_refuses_an_example_whose_mask_covers_everything_and_other_negative_labe
         covered.arrays()
     with pytest.raises(DecodeError, match=r"^shard: every label must be >= -1, got -2$"):
         make_shard(TOKENS, np.array([[0, 1], [-2, -1], [-1, 0]])).arrays()
+
+
+@given(st.integers(2, 60), st.floats(0.05, 0.9), st.integers(0, 2**31), st.integers(1, 4))
+def test_few_validation_examples_are_folds_and_many_are_one_part(
+    n: int, share: float, seed: int, classes: int
+) -> None:
+    rows = np.arange(n) + 100
+    y = np.random.default_rng(seed).integers(0, classes, n)
+    size = min(max(1, round(share * n)), n - 1)
+    folds = [
+        split_validation(rows, y, share, fold, np.random.default_rng(seed)) for fold in range(n)
+    ]
+    for train, validation in folds:
+        assert len(train) >= 1
+        np.testing.assert_array_equal(np.sort(np.concatenate([train, validation])), rows)
+        assert abs(len(validation) - size) <= max(1, size)
+    if size >= LEAST_VALIDATION:
+        assert all(len(validation) == size for _, validation in folds)
+        assert len({validation.tobytes() for _, validation in folds}) == 1
+    else:
+        count = min(max(2, round(n / size)), n)
+        found = np.concatenate([validation for _, validation in folds[:count]])
+        np.testing.assert_array_equal(np.sort(found), rows)
+        for _, validation in folds[:count]:
+            counts = np.bincount(y[validation - 100], minlength=classes)
+            assert np.all(np.abs(counts - np.bincount(y, minlength=classes) / count) < 1.0)
+
+
+def test_one_example_alone_is_for_training() -> None:
+    rows = np.array([5])
+    train, validation = split_validation(rows, rows * 0, 0.5, 3, np.random.default_rng(0))
+    assert (train.tolist(), validation.tolist()) == ([5], [])

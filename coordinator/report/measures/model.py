@@ -483,6 +483,7 @@ MODEL = (
         why_none=_NO_ERROR,
         json="error.rmse_pooled",
         show="spread",
+        compare=Compared(group="quality", short="RMSE by n", better="less", kind=ERROR),
         prometheus="rmse_pooled",
         tensorboard="rmse/pooled",
     ),

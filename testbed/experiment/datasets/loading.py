@@ -51,6 +51,8 @@ class Draw(IntEnum):
     """The malicious devices of a group; the key also has the number of the group."""
     POISON = 5
     """Poisoned labels of a device; the key also has the number of its shard."""
+    VALIDATION = 6
+    """The validation examples of a device; the key also has the device number."""
 
 
 def generator(seed: int, draw: Draw, *more: int) -> np.random.Generator:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -18,7 +19,8 @@ from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, SelectionRow
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.compare.cell import state_of
-from fairbed.testbed.compare.grid import BUDGETS
+from fairbed.testbed.compare.grid import BUDGETS, load_grid
+from fairbed.wire.text import toml_of
 from tests.coordinator.store.fake_run import fake_run
 from tests.processes import still_running
 from tests.testbed.small_run import LIMIT_S, wait_until
@@ -101,12 +103,37 @@ def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[st
         assert drawn >= {"accuracy-rounds", "accuracy-time"}
 
 
+def test_the_example_of_tuned_constants_runs(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine points of each rule; two of them here, then the comparison with what was chosen."""
+    path = GRIDS / "tuned-fairness.toml"
+    grid = load_grid(path)
+    assert [len(arm.points) for arm in grid.arms] == [9, 9]
+    raw = toml_of(path.read_text(encoding="utf-8"))
+    raw["tune"]["seeds"] = 1
+    for space in raw["tune"]["space"]:
+        space["axes"] = {key: values[-2:] for key, values in [*space["axes"].items()][:1]}
+    few = calls.parent / "few.toml"
+    few.write_bytes(msgspec.toml.encode(raw))
+    arguments = ["--seeds", "1", "--set", "rounds=4", "--set", "aggregation.q=0.01", "--json"]
+    assert call(few, calls, *arguments) == 0
+    tuning = json.loads(capsys.readouterr().out)["tuning"]
+    assert (tuning["runs"], tuning["of_runs"], tuning["without"]) == (4, 4, 0)
+    assert 0 < tuning["folded"] <= tuning["devices"] == 30
+    for arm in tuning["arms"]:
+        (chosen,) = [point for point in arm["points"] if point["is_chosen"]]
+        experiment = (calls / "arms" / f"{arm['name']}.toml").read_text(encoding="utf-8")
+        for key, value in chosen["setting"].items():
+            assert f"{key.rpartition('.')[2]} = {value}\n" in experiment
+
+
 @pytest.mark.full
 def test_the_example_of_a_literal_world_runs(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its devices are slower after a selection; knowing that is worth time."""
-    arguments = ["--out", str(calls), "--seeds", "5", "--set", "rounds=60", "--json"]
+    arguments = ["--out", str(calls), "--seeds", "6", "--set", "rounds=60", "--json"]
     path = str(GRIDS / "literal-world.toml")
     assert main(["compare", path, "--no-figures", *arguments]) == 0
     arms = {arm["name"]: arm for arm in json.loads(capsys.readouterr().out)["arms"]}
@@ -249,7 +276,7 @@ def test_without_a_terminal_the_table_is_plain_text(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "small: means over seeds" in out
-    assert "warning: seeds: a comparison needs at least 5, got 1: there is no interval" in out
+    assert "warning: seeds: a comparison needs at least 6, got 1: there is no interval" in out
     assert "all files are in comparisons/small" in out
 
 

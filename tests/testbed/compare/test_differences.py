@@ -47,17 +47,17 @@ def test_equal_differences_below_the_resolution_show_nothing(key: str) -> None:
 
 
 def test_a_difference_far_above_the_resolution_is_shown() -> None:
-    gap = difference(sample(*[0.9] * 5), sample(*[0.8] * 5), SHARE)
+    gap = difference(sample(*[0.9] * 6), sample(*[0.8] * 6), SHARE)
     assert gap is not None
     assert gap.resolution == 1.0 / 500
-    t = 0.1 / (1.0 / 500 / math.sqrt(5))
-    assert gap.p == pytest.approx(2.0 * stats.t.sf(t, 4))
+    t = 0.1 / (1.0 / 500 / math.sqrt(6))
+    assert gap.p == pytest.approx(2.0 * stats.t.sf(t, 5))
     assert gap.p is not None
     assert 0.0 < gap.p < 1e-5
 
 
 def test_arms_that_are_the_same_in_every_seed_have_no_difference() -> None:
-    same = sample(0.8, 0.9, 0.7, 0.8, 0.9)
+    same = sample(0.8, 0.9, 0.7, 0.8, 0.9, 0.8)
     gap = difference(same, same, SHARE)
     assert gap is not None
     assert (gap.mean, gap.low, gap.high, gap.p) == (0.0, 0.0, 0.0, 1.0)
@@ -135,7 +135,7 @@ def test_pairs_are_the_seeds_that_both_have_and_are_not_tested() -> None:
 
 
 def test_a_difference_without_a_verdict_is_no_part_of_the_family() -> None:
-    gap = difference(sample(0.9, 0.8, 0.9, 0.8, 0.9), sample(*[0.5] * 5), SHARE)
+    gap = difference(sample(0.9, 0.8, 0.9, 0.8, 0.9, 0.8), sample(*[0.5] * 6), SHARE)
     assert gap is not None
     assert gap.p is not None
     gaps = {("a", "m"): gap, ("b", "m"): without_verdict(gap, "a seed lacks it")}

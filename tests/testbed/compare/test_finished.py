@@ -155,7 +155,7 @@ def test_the_page_says_the_difference_of_the_primary_metric_in_words(make: Make)
     page = side_by_side(folders)
     sentence = page.sentences[0]
     assert sentence.startswith("Final accuracy of policy-uniform:")
-    assert "over 2 shared seeds: a verdict needs 5 shared seeds." in sentence
+    assert "over 2 shared seeds: no power: a verdict needs 6 shared seeds." in sentence
     (table,) = page.tables
     headings = [column.heading for column in table.columns]
     assert headings == ["", "policy-rbcs-f", "policy-uniform", "policy-uniform - policy-rbcs-f"]

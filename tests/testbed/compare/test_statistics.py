@@ -38,7 +38,8 @@ def test_the_interval_and_the_p_value_are_those_of_scipy(listed: list[float]) ->
     ends = stats.t.interval(0.95, n - 1, values.mean(), stats.sem(values))
     assert (found.low, found.high) == pytest.approx(ends, rel=1e-9, abs=1e-9)
     assert (found.mean, found.n) == (values.mean(), n)
-    if n >= 5:
+    assert (p_value(values) is None) == (n < 6)
+    if n >= 6:
         assert p_value(values) == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue, rel=1e-6)
 
 

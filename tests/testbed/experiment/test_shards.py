@@ -1,12 +1,14 @@
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
+import msgspec
 import numpy as np
 import pytest
 
 from fairbed.coordinator.ports import ShardSource
-from fairbed.testbed.experiment.data import DataConfig, Dirichlet
+from fairbed.testbed.experiment.data import DataConfig, Dirichlet, Iid
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 
@@ -138,3 +140,57 @@ def test_refuses_names_that_do_not_fit(names: Sequence[str]) -> None:
 def test_refuses_assignments_of_another_fleet(assignments: Mapping[str, int]) -> None:
     with pytest.raises(DatasetError, match="fleet: stored shard assignments must fit the fleet"):
         fleet(assignments=assignments)
+
+
+def parts(evaluated: Literal["test", "validation"], fold: int = 0) -> FleetData:
+    config = msgspec.structs.replace(CONFIG, validation_fraction=0.25, evaluated=evaluated)
+    return FleetData(dataset(), config, devices=20, seed=7, fold=fold)
+
+
+def test_validation_examples_are_neither_trained_on_nor_tested() -> None:
+    without, tests, validation = (
+        FleetData(dataset(), CONFIG, devices=20, seed=7),
+        parts("test"),
+        parts("validation"),
+    )
+    for k in range(20):
+        np.testing.assert_array_equal(without.test_rows[k], tests.test_rows[k])
+        trained = tests.dataset.x[tests.train_rows[k]]
+        np.testing.assert_array_equal(trained, validation.dataset.x[validation.train_rows[k]])
+        validated = validation.dataset.x[validation.test_rows[k]]
+        both = np.sort(np.concatenate([trained, validated])[:, 0])
+        np.testing.assert_array_equal(both, without.dataset.x[without.train_rows[k]][:, 0])
+
+
+def test_data_for_validation_have_no_test_example() -> None:
+    tests, validation = parts("test"), parts("validation")
+    left = tests.dataset.x[np.concatenate(tests.test_rows), 0]
+    assert not set(left.tolist()) & set(validation.dataset.x[:, 0].tolist())
+    assert validation.dataset.n == 600 - len(left)
+
+
+def test_small_validation_parts_are_folds_and_test_parts_stay() -> None:
+    first, second = parts("test", 10_000), parts("test", 10_001)
+    small = [len(a) + len(b) for a, b in zip(first.train_rows, first.test_rows, strict=True)]
+    assert max(small) > 0
+    for k in range(20):
+        np.testing.assert_array_equal(first.test_rows[k], second.test_rows[k])
+    changed = [not np.array_equal(first.train_rows[k], second.train_rows[k]) for k in range(20)]
+    assert any(changed)
+
+
+def test_devices_without_a_validation_example_are_named_in_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = msgspec.structs.replace(
+        CONFIG, validation_fraction=0.25, evaluated="validation", partition=Iid(), min_examples=2
+    )
+    data = FleetData(dataset(50), config, devices=20, seed=7)
+    sizes = [len(rows) for rows in data.test_rows]
+    assert set(sizes) == {0, 1}
+    assert f"{sizes.count(0)} of 20 devices have no validation example" in caplog.text
+
+
+def test_validation_needs_a_share() -> None:
+    with pytest.raises(ValueError, match="validation_fraction must be above 0 with evaluated"):
+        DataConfig(evaluated="validation")
