@@ -7,11 +7,13 @@ no_benign_device      why metrics on benign devices are unknown
 defaults_of           numbers that a profile lacks, and the values that the emulation takes
 settings_findings     the warnings and remarks that follow from the experiment alone
 not_emulated          settings of profiles that the backend does not emulate
+untimed_findings      which share of the exchanges will likely be untimed, and what helps
 preflight_findings    the results for the event log of a run
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +25,7 @@ from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, s
 from fairbed.coordinator.policy.combinations import unread_keys, without_effect
 from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.policy.factories import make_pseudo_gradient
+from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
 from fairbed.coordinator.task.recipes import MODELS
@@ -35,6 +38,11 @@ from fairbed.testbed.emulation.capacity import (
     has_enough_cores,
 )
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
+from fairbed.testbed.emulation.machine_delay import (
+    UNTIMED_TARGET,
+    ExchangeTimes,
+    MachineDelay,
+)
 from fairbed.testbed.emulation.power import phase_power, phase_power_range
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
@@ -230,6 +238,7 @@ def choose_dilation(
     cores: float,
     earlier: float | None = None,
     hosts: FleetHosts | None = None,
+    sufficient: Callable[[int], int] | None = None,
 ) -> float:
     """Return the dilation with which the fleet fits into a machine, or on hosts.
 
@@ -239,6 +248,8 @@ def choose_dilation(
         cores: Cores of this machine.
         earlier: Dilation of the run that is resumed; it is kept if the fleet fits.
         hosts: The hosts that emulate the devices in place of this machine.
+        sufficient: Returns the dilation with which exchanges are long enough for this machine, from
+            one with which the fleet fits; None: their times cannot be predicted.
 
     Raises:
         ExperimentError: The fleet does not fit with the configured dilation, or has devices
@@ -249,8 +260,16 @@ def choose_dilation(
         fitting, problem = fitting_dilation(demand, cores), None
     else:
         fitting, problem = hosts.fitting_dilation(experiment, devices)
+    plain = (d.spec.name for d in devices if d.spec.device is None and not d.is_physical)
+    unthrottled = next(plain, None)
     if configured == "auto":
-        dilation = earlier if earlier is not None and earlier >= fitting else float(fitting)
+        can_dilate = unthrottled is None and not experiment.physical
+        if earlier is not None and earlier >= fitting:
+            dilation = earlier
+        elif sufficient is not None and can_dilate:
+            dilation = float(sufficient(fitting))
+        else:
+            dilation = float(fitting)
     elif problem is not None:
         raise ExperimentError(
             f'{problem}; or set emulation.dilation to {fitting} or "auto", got {configured:g}'
@@ -263,8 +282,6 @@ def choose_dilation(
             + _misfit(demand, cores, configured, experiment.round)
             + f', or set it to {fitting} or "auto"'
         )
-    plain = (d.spec.name for d in devices if d.spec.device is None and not d.is_physical)
-    unthrottled = next(plain, None)
     if dilation > 1.0 and unthrottled is not None:
         raise ExperimentError(
             f"emulation.dilation: must be 1 for devices without a profile, got {dilation:g}; "
@@ -360,6 +377,45 @@ def settings_findings(
         yield PreflightFinding("estimated-speeds", mixed, "warning")
     if (interval := energy_interval(experiment)) is not None:
         yield PreflightFinding("energy", interval)
+
+
+def untimed_findings(
+    experiment: Experiment, times: ExchangeTimes, dilation: float, cores: float
+) -> Iterator[PreflightFinding]:
+    """Yield which share of the exchanges will likely be untimed, and what helps if it is large.
+
+    Args:
+        experiment: The experiment.
+        times: Predicted times of the exchanges.
+        dilation: Seconds of this machine in one second of the fleet.
+        cores: Cores of this machine.
+    """
+    if not times.is_known:
+        return
+    at_once = experiment.coordinator().cohort_size
+    delay = MachineDelay.of(at_once, cores)
+    share, allowed_s = delay.untimed_share(times, dilation), CONTENDED_RATIO_LIMIT * dilation
+    found = (
+        f"about {_percent(share)} of the exchanges will likely be untimed: the shortest takes "
+        f"{times.shortest_s:.3g} s, so that it may be delayed by "
+        f"{1e3 * allowed_s * times.shortest_s:.2g} ms at dilation {dilation:g}, and while "
+        f"{at_once} devices work at once, {cores:g} cores without other load delay an exchange by "
+        f"about {1e3 * delay.median_s:.2g} ms ({1e3 * delay.quantile_s(-1.0):.2g} to "
+        f"{1e3 * delay.quantile_s(1.0):.2g})"
+    )
+    if share <= UNTIMED_TARGET:
+        yield PreflightFinding("untimed-expected", found)
+        return
+    helps = ["select fewer devices per round", "train longer (training.epochs)"]
+    enough = delay.sufficient_dilation(times, math.ceil(dilation))
+    if enough > dilation and not experiment.physical:
+        left = _percent(delay.untimed_share(times, enough))
+        helps.insert(0, f"--set emulation.dilation={enough} leaves about {left}")
+    yield PreflightFinding("untimed-expected", f"{found}; {', or '.join(helps)}", "warning")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "under 1 %"
 
 
 def source_findings(inputs: Inputs) -> Iterator[PreflightFinding]:
