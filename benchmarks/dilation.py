@@ -179,7 +179,7 @@ def read(folder: Path, setting: str) -> Measured:
     with RunReader(folder) as reader:
         k = reader.run().row.dilation
         rows = [row for row in reader.exchanges(0) if row.tau_s is not None]
-        backend = next(e.text for e in reader.events() if e.kind == "backend")
+        backend = next(e.text for _, e in reader.events() if e.kind == "backend")
     rows = sorted(rows, key=lambda row: row.dispatched_at_s)[1:]
     dataset = load_examples(experiment, os.environ)
     speed = experiment.emulation.host_core_speed
@@ -199,7 +199,7 @@ def read(folder: Path, setting: str) -> Measured:
     at_once, cores = experiment.coordinator().cohort_size, real_host().sensors.cores()
     return Measured(
         setting=setting,
-        backend=backend.split()[-2] if backend.endswith("backend") else backend,
+        backend=backend.partition(" backend")[0].split()[-1],
         at_once=at_once,
         cores=cores,
         dilation=k,

@@ -1,6 +1,7 @@
 """Bursts: the work that a device does at full speed after a pause, in processor time.
 
 quota    any program under the quota alone, in namespaces and containers
+start    the same of a process that begins with it
 shape    any program under `fairbed shape --backend process`
 paced    steps of 1 ms with the pacing of an agent, from the begin of a section
 
@@ -20,7 +21,7 @@ import msgspec
 
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.cpu import IDLE_S, at_speed, device
-from benchmarks._fidelity.end_commands import Burst, RunPaced, Steps
+from benchmarks._fidelity.end_commands import Burst, FirstBurst, RunPaced, Steps
 from benchmarks._fidelity.end_process import EndError
 from benchmarks._fidelity.host_contention import stolen_s, watch
 from benchmarks._fidelity.measure import Plan, measured_row
@@ -40,8 +41,9 @@ ROOT = Path(__file__).parents[2]
 
 async def bursts(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the bursts of a device at two speeds."""
-    unpaced = ("shape", _shaped) if measured.backend == "process" else ("quota", _under_quota)
-    ways: tuple[tuple[str, _Measure], ...] = (unpaced, ("paced", _paced))
+    ways: tuple[tuple[str, _Measure], ...] = (("shape", _shaped), ("paced", _paced))
+    if measured.backend != "process":
+        ways = (("quota", _under_quota), ("start", _at_start), ("paced", _paced))
     rows = []
     for share in (0.8,) if plan.is_quick else limits.BURST_SHARES:
         for name, way in ways:
@@ -50,7 +52,12 @@ async def bursts(measured: MeasuredDevice, plan: Plan) -> list[Row]:
                 quantity=f"burst at {100 * share:g} %, {name}",
                 target=None,
                 unit="s",
-                limit=limits.burst(measured.backend, share, is_paced=name == "paced"),
+                limit=limits.burst(
+                    measured.backend,
+                    share,
+                    is_paced=name == "paced",
+                    is_start=name == "start",
+                ),
                 is_bound=True,
             )
 
@@ -72,6 +79,15 @@ async def _under_quota(measured: MeasuredDevice, plan: Plan, share: float) -> Wi
     await measured.apply(at_speed(share))
     with watch([], measured.contended_s) as contention:
         taken = await measured.inside.request(_command(plan), Steps)
+    await measured.apply(FREE)
+    return _window(max(taken.cpu_s), contention.wall_s, contention.stolen_s, contention.contended_s)
+
+
+async def _at_start(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
+    await measured.apply(at_speed(share))
+    command = FirstBurst(count=round(plan.pick(12, 3)), idle_s=IDLE_S, limit_s=LONGEST_S)
+    with watch([], measured.contended_s) as contention:
+        taken = await measured.inside.request(command, Steps)
     await measured.apply(FREE)
     return _window(max(taken.cpu_s), contention.wall_s, contention.stolen_s, contention.contended_s)
 

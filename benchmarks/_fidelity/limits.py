@@ -54,6 +54,9 @@ BURST_SHARES = (0.33, 0.8)
 TICK_S = 4e-3
 """The kernel notices an exhausted quota at its next tick: 250 of them per second here."""
 
+UNUSED_SLICE_S = 5e-3
+"""Of the quota, left over on the core on which a new process begins."""
+
 PROCESS_CREDIT_S, CONTROL_S = 0.01, 0.02
 """Idle credit and interval of the pacer of `fairbed shape` at full speed."""
 
@@ -64,7 +67,7 @@ BURST_MARGIN = 1.1
 """Paced work ends with a whole step; timers of a pacer are late."""
 
 
-def burst(backend: BackendName, share: float, *, is_paced: bool) -> float:
+def burst(backend: BackendName, share: float, *, is_paced: bool, is_start: bool = False) -> float:
     """Return the longest burst after a pause, by the rules of quota and pacing, seconds.
 
     A credit of c lasts c / (1 - share) at full speed, because it grows meanwhile. The pacer of
@@ -75,7 +78,8 @@ def burst(backend: BackendName, share: float, *, is_paced: bool) -> float:
         return BURST_MARGIN * MIN_SLEEP_S[backend] * share / (1.0 - share)
     if backend == "process":
         return BURST_MARGIN * (PROCESS_CREDIT_S * share / (1.0 - share) + 2.0 * CONTROL_S)
-    return 0.01 * share / (1.0 - share) + TICK_S
+    slice_s = UNUSED_SLICE_S if is_start else 0.0
+    return (0.01 * share + slice_s) / (1.0 - share) + TICK_S
 
 
 def goodput(backend: BackendName, rate_bps: float) -> float | None:
