@@ -101,8 +101,8 @@ async def quotas(measured: MeasuredDevice, plan: Plan) -> list[Row]:
 
 
 WORK = ((1, 1 << 16, 0.5), (2, 1 << 16, 1.0), (1, 16 << 20, 0.5), (2, 16 << 20, 1.0))
-"""Threads, bytes of each of three arrays, and speed: arrays that the caches of a core hold, and ones
-that they do not."""
+"""Threads, bytes of each of three arrays, and speed: arrays that the caches of a core hold, and
+larger ones."""
 
 
 async def work(measured: MeasuredDevice, plan: Plan) -> list[Row]:
