@@ -1,13 +1,11 @@
-"""Predicts the exchanges of a live run, and chooses the dilation with which they can be timed.
+"""Chooses the dilation with which the exchanges of a live run can be timed.
 
-The exchanges are those of a replay (`testbed.replay.expected`), which is imported for a fleet with
-profiles only.
+Their times are those of a replay (`testbed.replay.expected`).
 """
 
 import os
-from collections.abc import Callable
 
-from fairbed.testbed.emulation.machine_delay import ExchangeTimes, MachineDelay
+from fairbed.testbed.emulation.machine_delay import MachineDelay
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import fleet_names
@@ -15,23 +13,7 @@ from fairbed.testbed.experiment.shards import FleetData, load_examples, task_of
 from fairbed.testbed.host.calibration import Probe
 from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.speed import machine_costs_now
-from fairbed.testbed.run.supervisor import PreparedTask
-from fairbed.wire.artifact import Artifact
-
-Predict = Callable[[Experiment, FleetData, Artifact, TaskCosts], ExchangeTimes | None]
-
-
-def predictor_of(experiment: Experiment) -> Predict | None:
-    """Return what predicts exchanges; None if that needs numbers that only the run has.
-
-    They are unknown for training of a client, and for a fleet without profiles.
-    """
-    has_profiles = any(group.profile or group.population for group in experiment.fleet)
-    if not has_profiles or experiment.training.client is not None or experiment.data.has_none:
-        return None
-    from fairbed.testbed.replay.expected import expected_exchanges
-
-    return expected_exchanges
+from fairbed.testbed.run.supervisor import Predict, PreparedTask
 
 
 class PreparedDilation:

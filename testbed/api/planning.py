@@ -24,7 +24,6 @@ from fairbed.coordinator.store.store import Provenance
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.api import RUNS
-from fairbed.testbed.api.admission import Predict, PreparedDilation, predictor_of
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.file import (
     EMBEDDED,
@@ -40,7 +39,7 @@ from fairbed.testbed.experiment.resolved import origins_of, set_by
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.run.fleet_hosts import FleetHosts
 from fairbed.testbed.run.preflight import choose_dilation
-from fairbed.testbed.run.supervisor import PreparedTask, RunPlan
+from fairbed.testbed.run.supervisor import Predict, PreparedTask, RunPlan
 from fairbed.testbed.run.watchers import watchers_of
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.console import storable
@@ -475,7 +474,11 @@ def _dilation(
         with RunReader(folder) as reader:
             earlier = reader.run().row.dilation
     cores = real_host().sensors.cores()
-    chosen = None if predict is None else PreparedDilation(experiment, predict, cores)
+    chosen = None
+    if predict is not None and experiment.emulation.dilation == "auto":
+        from fairbed.testbed.api.admission import PreparedDilation
+
+        chosen = PreparedDilation(experiment, predict, cores)
     try:
         devices = plan_fleet(experiment, os.environ)
         sufficient = None if chosen is None else chosen.sufficient
@@ -483,6 +486,19 @@ def _dilation(
     except (ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
     return dilation, None if chosen is None else chosen.task
+
+
+def predictor_of(experiment: Experiment) -> Predict | None:
+    """Return what predicts exchanges; None if that needs numbers that are unknown before the run.
+
+    These are the training of a client, and a fleet without profiles has none.
+    """
+    has_profiles = any(group.profile or group.population for group in experiment.fleet)
+    if not has_profiles or experiment.training.client is not None or experiment.data.has_none:
+        return None
+    from fairbed.testbed.replay.expected import expected_exchanges
+
+    return expected_exchanges
 
 
 def _listen(text: str) -> tuple[str, int | None]:

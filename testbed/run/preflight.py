@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -38,17 +39,15 @@ from fairbed.testbed.emulation.capacity import (
     has_enough_cores,
 )
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
-from fairbed.testbed.emulation.machine_delay import (
-    UNTIMED_TARGET,
-    ExchangeTimes,
-    MachineDelay,
-)
 from fairbed.testbed.emulation.power import phase_power, phase_power_range
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
 from fairbed.testbed.run.fleet_hosts import FleetHosts
 from fairbed.wire.artifact import Artifact
+
+if TYPE_CHECKING:
+    from fairbed.testbed.emulation.machine_delay import ExchangeTimes
 
 DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
 """Policies that draw devices, or candidates, in proportion to n_k."""
@@ -380,7 +379,7 @@ def settings_findings(
 
 
 def untimed_findings(
-    experiment: Experiment, times: ExchangeTimes, dilation: float, cores: float
+    experiment: Experiment, times: "ExchangeTimes", dilation: float, cores: float
 ) -> Iterator[PreflightFinding]:
     """Yield which share of the exchanges will likely be untimed, and what helps if it is large.
 
@@ -390,6 +389,8 @@ def untimed_findings(
         dilation: Seconds of this machine in one second of the fleet.
         cores: Cores of this machine.
     """
+    from fairbed.testbed.emulation.machine_delay import UNTIMED_TARGET, MachineDelay
+
     if not times.is_known:
         return
     at_once = experiment.coordinator().cohort_size

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.to_thread
@@ -41,7 +41,6 @@ from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
-from fairbed.testbed.emulation.machine_delay import ExchangeTimes
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.datasets.dataset import Dataset
@@ -107,6 +106,7 @@ if TYPE_CHECKING:
     from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
     from fairbed.device_agent.clients.process import ClientServer
+    from fairbed.testbed.emulation.machine_delay import ExchangeTimes
     from fairbed.testbed.emulation.malicious import Attack
     from fairbed.testbed.run.application import Application
 
@@ -119,6 +119,16 @@ class PreparedTask:
 
     dataset: Dataset
     artifact: Artifact
+
+
+class Predict(Protocol):
+    """Predicts the exchanges of a run, as a replay has them."""
+
+    def __call__(
+        self, experiment: Experiment, data: FleetData, artifact: Artifact, costs: TaskCosts, /
+    ) -> "ExchangeTimes | None":
+        """Return their times; None if no device has a profile."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +158,7 @@ class RunPlan:
     """What drives the rounds and has their task; None: the experiment has."""
     remarks: Sequence[str] = ()
     """What the user must know before the run, in lines."""
-    predict: Callable[[Experiment, FleetData, Artifact, TaskCosts], ExchangeTimes | None] | None = (
-        None
-    )
+    predict: "Predict | None" = None
     """Predicts the exchanges of its emulated devices; None if they cannot be predicted."""
     prepared: PreparedTask | None = None
     """Data set and task, if they are loaded already."""

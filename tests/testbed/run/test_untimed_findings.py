@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fairbed.testbed.api.admission import PreparedDilation, predictor_of
+from fairbed.testbed.api.admission import PreparedDilation
+from fairbed.testbed.api.planning import predictor_of
 from fairbed.testbed.emulation.machine_delay import LARGEST_AUTO, ExchangeTimes
 from fairbed.testbed.experiment.file import Experiment, parse_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
