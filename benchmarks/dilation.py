@@ -17,24 +17,29 @@ load: delays grow several times with other programs. `--json` prints the exchang
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
+from scipy.optimize import nnls
 
 from fairbed.coordinator.store import RunReader
 from fairbed.device_agent.sensors import real_host
-from fairbed.testbed.emulation.machine_delay import SIGMA, MachineDelay
+from fairbed.testbed.emulation.machine_delay import FIXED_S, OTHERS_S, QUEUED_S, SIGMA, MachineDelay
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.experiment.fleet import fleet_names
 from fairbed.testbed.experiment.shards import FleetData, load_examples, task_of
 from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.host.other_load import runnable_tasks
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.progress import tracked
 from fairbed.testbed.replay.expected import expected_exchanges
@@ -77,6 +82,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     at_once: int
     cores: float
+    others: float
+    """Cores that other programs used during the run."""
+    waiting: float
+    """Threads of other programs that ran or waited before the run."""
     dilation: float
     predicted: float
     """Share of untimed exchanges."""
@@ -165,16 +174,32 @@ def measure(setting: tuple[int, int, str], options: argparse.Namespace) -> Measu
         command += ["--headless", "--json", "--out", str(folder)]
         for one in options.set:
             command += ["--set", one]
+        begun, busy_s, waiting = time.monotonic(), _others_s(), runnable_tasks()
         done = subprocess.run(
             guarded(command), capture_output=True, text=True, check=False, timeout=LIMIT_S
         )
         if done.returncode:
             raise RunError(f"the run failed: {done.stderr.strip()[-300:]}")
-        return read(folder, ":".join(map(str, setting)))
+        others = (_others_s() - busy_s) / (time.monotonic() - begun)
+        return read(folder, ":".join(map(str, setting)), others, waiting)
 
 
-def read(folder: Path, setting: str) -> Measured:
-    """Return the exchanges of a run beside their prediction."""
+def _others_s() -> float:
+    """Return the processor time of this machine without that of ended runs, seconds."""
+    all_s, own = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy_s = sum(all_s) - all_s.idle - getattr(all_s, "iowait", 0.0)
+    return float(busy_s - own.ru_utime - own.ru_stime)
+
+
+def read(folder: Path, setting: str, others: float, waiting: float) -> Measured:
+    """Return the exchanges of a run beside their prediction.
+
+    Args:
+        folder: Folder of the run.
+        setting: Its setting.
+        others: Cores that other programs used meanwhile.
+        waiting: Other runnable threads before the run.
+    """
     experiment = load_experiment(folder / "experiment.toml")
     with RunReader(folder) as reader:
         k = reader.run().row.dilation
@@ -202,8 +227,10 @@ def read(folder: Path, setting: str) -> Measured:
         backend=backend.partition(" backend")[0].split()[-1],
         at_once=at_once,
         cores=cores,
+        others=max(others, 0.0),
+        waiting=waiting,
         dilation=k,
-        predicted=MachineDelay.of(at_once, cores).untimed_share(times, k),
+        predicted=MachineDelay.of(at_once, cores, waiting).untimed_share(times, k),
         untimed=[row.is_contended for row in rows],
         delay_s=[k * ((row.contended_s or 0.0) + row.lag_s) for row in rows],
         tau_s=[row.tau_s or 0.0 for row in rows],
@@ -214,43 +241,47 @@ def read(folder: Path, setting: str) -> Measured:
 def table(rows: Sequence[Measured]) -> list[str]:
     """Return the rows as lines of Markdown, and the constants that fit them."""
     lines = [
-        "| devices, at once, dilation | backend | exchanges | predicted untimed | measured "
-        "| delay, p16, p50, p84, ms | predicted, ms | shortest, predicted, measured, ms |",
-        "|---|---|---|---|---|---|---|---|",
+        "| devices, at once, dilation | backend | other threads, cores | exchanges "
+        "| predicted untimed | measured | delay, p16, p50, p84, ms | predicted, ms "
+        "| shortest, predicted, measured, ms |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         low, median, high = 1e3 * np.quantile(row.delay_s, (0.16, 0.5, 0.84))
-        delay = MachineDelay.of(row.at_once, row.cores)
+        delay = MachineDelay.of(row.at_once, row.cores, row.waiting)
         ends = ", ".join(f"{1e3 * delay.quantile_s(z):.1f}" for z in (-1.0, 0.0, 1.0))
         devices, per_round, asked = row.setting.split(":")
         k = f"{row.dilation:g}" + (" (auto)" if asked == "auto" else "")
         lines.append(
-            f"| {devices}, {per_round}, {k} | {row.backend} | {len(row.untimed)} "
+            f"| {devices}, {per_round}, {k} | {row.backend} "
+            f"| {row.waiting:.1f}, {row.others:.1f} | {len(row.untimed)} "
             f"| {row.predicted:.0%} | {np.mean(row.untimed):.0%} "
             f"| {low:.1f}, {median:.1f}, {high:.1f} | {ends} "
             f"| {1e3 * row.expected_s[0]:.0f}, {1e3 * min(row.tau_s):.0f} |"
         )
-    fixed_s, queued_s, sigma = fitted(rows)
+    fixed_s, queued_s, others_s, sigma = fitted(rows)
     return [
         *lines,
         "",
-        f"fit: {1e3 * fixed_s:.2f} ms + {1e3 * queued_s:.2f} ms per device at once and core, "
-        f"sigma {sigma:.2f} (in use: {SIGMA:g})",
+        f"fit: {1e3 * fixed_s:.2f} ms + ({1e3 * queued_s:.2f} ms per device at once "
+        f"+ {1e3 * others_s:.2f} ms per other thread) / cores, sigma {sigma:.2f}; "
+        f"in use: {1e3 * FIXED_S:.2f}, {1e3 * QUEUED_S:.2f}, {1e3 * OTHERS_S:.2f}, {SIGMA:g}",
     ]
 
 
-def fitted(rows: Sequence[Measured]) -> tuple[float, float, float]:
-    """Return `FIXED_S`, `QUEUED_S` and `SIGMA` that fit the exchanges of runs."""
-    load = np.array([row.at_once / row.cores for row in rows])
+def fitted(rows: Sequence[Measured]) -> tuple[float, float, float, float]:
+    """Return `FIXED_S`, `QUEUED_S`, `OTHERS_S` and `SIGMA` that fit the exchanges of runs.
+
+    The first three are at least 0, and fit the medians of the runs with least relative errors.
+    """
     median_s = np.array([np.median(row.delay_s) for row in rows])
-    if len(set(load.tolist())) < 2:
-        fixed_s, queued_s = 0.0, float(np.mean(median_s / load))
-    else:  # relative errors count
-        columns = np.stack([np.ones_like(load), load], axis=1) / median_s[:, np.newaxis]
-        solved, *_ = np.linalg.lstsq(columns, np.ones_like(load), rcond=None)
-        fixed_s, queued_s = float(solved[0]), float(solved[1])
+    loads = [(1.0, row.at_once / row.cores, row.waiting / row.cores) for row in rows]
+    columns = np.array(loads)
+    found, _ = nnls(columns / median_s[:, np.newaxis], np.ones(len(rows)))
+    expected_s = columns @ found
     logs = [
-        np.log(np.maximum(row.delay_s, 1e-4) / (fixed_s + queued_s * x))
-        for row, x in zip(rows, load.tolist(), strict=True)
+        np.log(np.maximum(row.delay_s, 1e-4) / one)
+        for row, one in zip(rows, expected_s.tolist(), strict=True)
     ]
-    return fixed_s, queued_s, float(np.std(np.concatenate(logs)))
+    fixed_s, queued_s, others_s = found.tolist()
+    return fixed_s, queued_s, others_s, float(np.std(np.concatenate(logs)))

@@ -11,6 +11,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import fleet_names
 from fairbed.testbed.experiment.shards import FleetData, load_examples, task_of
 from fairbed.testbed.host.calibration import Probe
+from fairbed.testbed.host.other_load import runnable_tasks
 from fairbed.testbed.host.slow_steps import named_if_slow
 from fairbed.testbed.host.speed import machine_costs_now
 from fairbed.testbed.run.supervisor import Predict, PreparedTask
@@ -38,7 +39,7 @@ class PreparedDilation:
             TaskError: The model is not available.
             BackendError: The cost of training cannot be measured.
         """
-        experiment = self._experiment
+        experiment, others = self._experiment, runnable_tasks()
         with named_if_slow("the data set and the model"):
             dataset = load_examples(experiment, os.environ)
             artifact = task_of(experiment, dataset)
@@ -57,5 +58,5 @@ class PreparedDilation:
         times = self._predict(experiment, data, artifact, TaskCosts.of(costs, speed))
         if times is None:
             return least
-        delay = MachineDelay.of(experiment.coordinator().cohort_size, self._cores)
+        delay = MachineDelay.of(experiment.coordinator().cohort_size, self._cores, others)
         return delay.sufficient_dilation(times, least)

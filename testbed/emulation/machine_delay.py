@@ -5,13 +5,13 @@ that no quota slows, such as the messages of all devices that start a round toge
 depend on the time dilation k, while the exchange lasts k times as long on this machine:
 
     D                 delays of an exchange in seconds of this machine: log-normal
-    median of D       FIXED_S + QUEUED_S * m / cores        m devices work at the same time
+    median of D       FIXED_S + (QUEUED_S m + OTHERS_S r) / cores
     share untimed     mean over devices of P(D > 0.05 k tau)
 
-tau is the time of the exchange, which a replay predicts. The constants are fitted to the runs of
-`fairbed bench dilation` (docs/emulation.md). They hold for a machine without other load, and for
-models of up to a few MB: larger ones, evaluations and other programs add delays that are unknown
-before the run.
+m devices work at the same time, beside r threads of other programs; tau is the time of the
+exchange, which a replay predicts. The constants are fitted to the runs of `fairbed bench dilation`
+(docs/emulation.md), whose models are small: larger ones, and evaluations, add delays that are
+unknown before the run, as are programs that begin later.
 """
 
 import math
@@ -29,6 +29,9 @@ FIXED_S = 1.2e-3
 
 QUEUED_S = 1.6e-3
 """What each further device per core adds to it, seconds."""
+
+OTHERS_S = 2e-3
+"""What each other runnable thread per core adds to it, seconds."""
 
 SIGMA = 0.7
 """Standard deviation of the logarithm of the delay."""
@@ -72,14 +75,15 @@ class MachineDelay:
     sigma: float = SIGMA
 
     @classmethod
-    def of(cls, n_concurrent: int, cores: float) -> "MachineDelay":
-        """Return the delay on a machine without other load.
+    def of(cls, n_concurrent: int, cores: float, others: float = 0.0) -> "MachineDelay":
+        """Return the delay on a machine.
 
         Args:
             n_concurrent: Devices that work at the same time, at least 1.
             cores: Cores of the machine.
+            others: Threads of other programs that run or wait for a core.
         """
-        return cls(FIXED_S + QUEUED_S * n_concurrent / cores)
+        return cls(FIXED_S + (QUEUED_S * n_concurrent + OTHERS_S * others) / cores)
 
     def quantile_s(self, normal: float) -> float:
         """Return the delay that is so many standard deviations above the median, seconds."""

@@ -379,7 +379,11 @@ def settings_findings(
 
 
 def untimed_findings(
-    experiment: Experiment, times: "ExchangeTimes", dilation: float, cores: float
+    experiment: Experiment,
+    times: "ExchangeTimes",
+    dilation: float,
+    cores: float,
+    others: float = 0.0,
 ) -> Iterator[PreflightFinding]:
     """Yield which share of the exchanges will likely be untimed, and what helps if it is large.
 
@@ -388,21 +392,22 @@ def untimed_findings(
         times: Predicted times of the exchanges.
         dilation: Seconds of this machine in one second of the fleet.
         cores: Cores of this machine.
+        others: Threads of other programs that run or wait for a core.
     """
     from fairbed.testbed.emulation.machine_delay import UNTIMED_TARGET, MachineDelay
 
     if not times.is_known:
         return
     at_once = experiment.coordinator().cohort_size
-    delay = MachineDelay.of(at_once, cores)
-    share, allowed_s = delay.untimed_share(times, dilation), CONTENDED_RATIO_LIMIT * dilation
+    delay = MachineDelay.of(at_once, cores, others)
+    share, shortest_s = delay.untimed_share(times, dilation), times.shortest_s
+    allowed_s = CONTENDED_RATIO_LIMIT * dilation * shortest_s
+    low, median, high = (f"{1e3 * delay.quantile_s(z):.2g}" for z in (-1.0, 0.0, 1.0))
     found = (
         f"about {_percent(share)} of the exchanges will likely be untimed: the shortest takes "
-        f"{times.shortest_s:.3g} s, so that it may be delayed by "
-        f"{1e3 * allowed_s * times.shortest_s:.2g} ms at dilation {dilation:g}, and while "
-        f"{at_once} devices work at once, {cores:g} cores without other load delay an exchange by "
-        f"about {1e3 * delay.median_s:.2g} ms ({1e3 * delay.quantile_s(-1.0):.2g} to "
-        f"{1e3 * delay.quantile_s(1.0):.2g})"
+        f"{shortest_s:.3g} s, so that it may be delayed by {1e3 * allowed_s:.2g} ms at dilation "
+        f"{dilation:g}, and while {at_once} devices work at once, beside {others:.0f} threads of "
+        f"other programs, {cores:g} cores delay an exchange by about {median} ms ({low} to {high})"
     )
     if share <= UNTIMED_TARGET:
         yield PreflightFinding("untimed-expected", found)

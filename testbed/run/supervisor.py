@@ -1,6 +1,5 @@
 """The supervisor of one run: it starts broker, fleet and coordinator, and ends them."""
 
-import logging
 import os
 import re
 import secrets
@@ -109,8 +108,6 @@ if TYPE_CHECKING:
     from fairbed.testbed.emulation.machine_delay import ExchangeTimes
     from fairbed.testbed.emulation.malicious import Attack
     from fairbed.testbed.run.application import Application
-
-_log = logging.getLogger("fairbed.start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,7 +565,7 @@ async def _fitting(
 async def _admitted(
     plan: RunPlan, data: FleetData | None, artifact: Artifact, costs: TaskCosts | None
 ) -> list[PreflightFinding]:
-    """Return how many exchanges will likely be untimed; log it if they are many.
+    """Return how many exchanges will likely be untimed.
 
     Empty if it is unknown: on hosts, without profiles, and for the training of a client.
     """
@@ -578,12 +575,11 @@ async def _admitted(
     times = await anyio.to_thread.run_sync(predict)
     if times is None:
         return []
+    from fairbed.testbed.host.other_load import runnable_tasks
+
+    others = await anyio.to_thread.run_sync(runnable_tasks)
     cores = real_host().sensors.cores()
-    found = [*untimed_findings(plan.experiment, times, plan.dilation, cores)]
-    for finding in found:
-        if finding.level == "warning":  # a person can still stop the run
-            _log.warning("%s", finding.text)
-    return found
+    return [*untimed_findings(plan.experiment, times, plan.dilation, cores, others)]
 
 
 def _checked_bytes(device: PlannedDevice) -> int:
