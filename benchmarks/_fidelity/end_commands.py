@@ -138,16 +138,6 @@ class Burst(Command, frozen=True, kw_only=True):
     """Longest processor time of a burst."""
 
 
-class FirstBurst(Command, frozen=True, kw_only=True):
-    """Start a process that computes until its first stop, several times; answered by `Steps`."""
-
-    count: int
-    idle_s: float
-    """Pause before each."""
-    limit_s: float
-    """Longest processor time of a burst."""
-
-
 class Passes(Command, frozen=True, kw_only=True):
     """Add two arrays again and again in each thread; answered by `Work`."""
 
@@ -195,7 +185,6 @@ Commands: TypeAlias = (
     | RunKernel
     | Compute
     | Burst
-    | FirstBurst
     | Passes
     | RunPaced
 )

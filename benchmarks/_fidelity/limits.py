@@ -54,9 +54,6 @@ BURST_SHARES = (0.33, 0.8)
 TICK_S = 4e-3
 """The kernel notices an exhausted quota at its next tick: 250 of them per second here."""
 
-UNUSED_SLICE_S = 5e-3
-"""Of the quota, left over on the core on which a new process begins."""
-
 PROCESS_CREDIT_S, CONTROL_S = 0.01, 0.02
 """Idle credit and interval of the pacer of `fairbed shape` at full speed."""
 
@@ -78,8 +75,7 @@ def burst(backend: BackendName, share: float, *, is_paced: bool, is_start: bool 
         return BURST_MARGIN * MIN_SLEEP_S[backend] * share / (1.0 - share)
     if backend == "process":
         return BURST_MARGIN * (PROCESS_CREDIT_S * share / (1.0 - share) + 2.0 * CONTROL_S)
-    slice_s = UNUSED_SLICE_S if is_start else 0.0
-    return (0.01 * share + slice_s) / (1.0 - share) + TICK_S
+    return 0.01 * share / (1.0 - share) + TICK_S
 
 
 def goodput(backend: BackendName, rate_bps: float) -> float | None:

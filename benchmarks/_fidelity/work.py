@@ -1,7 +1,5 @@
 """Work for a processor: a training kernel, or a given processor time, with or without pacing."""
 
-import os
-import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,6 @@ import numpy as np
 from benchmarks._fidelity.end_commands import (
     Burst,
     Compute,
-    FirstBurst,
     Passes,
     RunKernel,
     RunPaced,
@@ -79,47 +76,20 @@ STOP_S = 0.5e-3
 
 def burst(command: Burst) -> Steps:
     """Compute after pauses; return the processor time of each burst until its first stop."""
-    return _bursts(command.count, command.idle_s, lambda: _until_stop(command.limit_s))
-
-
-def first_burst(command: FirstBurst) -> Steps:
-    """Start processes after pauses; return the processor time of each until its first stop."""
-    return _bursts(command.count, command.idle_s, lambda: _in_new_process(command.limit_s))
-
-
-def _bursts(count: int, idle_s: float, one: Callable[[], tuple[float, float]]) -> Steps:
-    taken, begun = list[tuple[float, float]](), time.monotonic()
-    for number in range(count):
-        time.sleep(idle_s + 1.7e-3 * (number % 7))  # at any phase of a period
-        taken.append(one())
-    wall_s, cpu_s = ([each[at] for each in taken] for at in (0, 1))
+    wall_s, cpu_s = list[float](), list[float]()
+    begun = time.monotonic()
+    for number in range(command.count):
+        time.sleep(command.idle_s + 1.7e-3 * (number % 7))  # at any phase of a period
+        first_wall = last_wall = time.monotonic()
+        first_cpu = last_cpu = time.thread_time()
+        while last_cpu - first_cpu < command.limit_s:
+            wall, cpu = time.monotonic(), time.thread_time()
+            if (wall - last_wall) - (cpu - last_cpu) >= STOP_S:
+                break
+            last_wall, last_cpu = wall, cpu
+        wall_s.append(last_wall - first_wall)
+        cpu_s.append(last_cpu - first_cpu)
     return Steps(wall_s=wall_s, cpu_s=cpu_s, begun=begun, ended=time.monotonic())
-
-
-def _until_stop(limit_s: float) -> tuple[float, float]:
-    """Compute until this thread is stopped; return the time and its processor time before."""
-    first_wall = last_wall = time.monotonic()
-    first_cpu = last_cpu = time.thread_time()
-    while last_cpu - first_cpu < limit_s:
-        wall, cpu = time.monotonic(), time.thread_time()
-        if (wall - last_wall) - (cpu - last_cpu) >= STOP_S:
-            break
-        last_wall, last_cpu = wall, cpu
-    return last_wall - first_wall, last_cpu - first_cpu
-
-
-def _in_new_process(limit_s: float) -> tuple[float, float]:
-    """Return what `_until_stop` returns in a process that begins with it."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        os.write(writing, struct.pack("dd", *_until_stop(limit_s)))
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        found = pipe.read()
-    os.waitpid(pid, 0)
-    wall_s, cpu_s = struct.unpack("dd", found)
-    return wall_s, cpu_s
 
 
 def passes(command: Passes) -> Work:
