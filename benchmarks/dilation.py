@@ -1,7 +1,7 @@
 """Predicted beside measured share of untimed exchanges, and the delays of this machine.
 
     fairbed bench dilation [--settings 4:4:1,120:4:8] [--backend namespace] [--model mlp]
-                           [--epochs 1] [--rounds 20] [--set KEY=VALUE] [--json]
+                           [--epochs 1] [--rounds 20] [--others 0] [--set KEY=VALUE] [--json]
                            [--from ROWS.json ...]
 
 Runs a fleet of Raspberry Pi 4B with handwritten digits for each of the settings
@@ -11,7 +11,8 @@ run does not count. Delays are those that make an exchange untimed, in seconds o
 
 The last line fits the constants of the prediction to all exchanges: the median delay over devices
 at once per core, and the standard deviation of its logarithm. Run it on a machine without other
-load: delays grow several times with other programs. `--json` prints the exchanges of one piece, and
+load, or in a control group that has priority over it, with `--others 0`: delays grow several times
+with other programs. `--json` prints the exchanges of one piece, and
 `--from` prints the table of several.
 """
 
@@ -32,7 +33,14 @@ from scipy.optimize import nnls
 
 from fairbed.coordinator.store import RunReader
 from fairbed.device_agent.sensors import real_host
-from fairbed.testbed.emulation.machine_delay import FIXED_S, OTHERS_S, QUEUED_S, SIGMA, MachineDelay
+from fairbed.testbed.emulation.machine_delay import (
+    FIXED_S,
+    OTHERS_S,
+    QUEUED_S,
+    SIGMA,
+    ExchangeTimes,
+    MachineDelay,
+)
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import load_experiment
@@ -87,15 +95,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     waiting: float
     """Threads of other programs that ran or waited before the run."""
     dilation: float
-    predicted: float
-    """Share of untimed exchanges."""
+    cold_s: list[float]
+    """Predicted times of exchanges that load session and data, seconds of the fleet."""
+    warm_s: list[float]
+    """The same of devices that have kept them."""
+    warm_share: float
     untimed: list[bool]
     delay_s: list[float]
     """Delays of each exchange, seconds of this machine."""
     tau_s: list[float]
     """Times of the exchanges, seconds of the fleet."""
-    expected_s: tuple[float, float]
-    """Predicted times: the shortest one, and the median of those that load session and data."""
+
+    def times(self) -> ExchangeTimes:
+        """Return the predicted times."""
+        return ExchangeTimes(np.array([self.cold_s]), np.array([self.warm_s]), self.warm_share)
 
 
 def main(arguments: list[str]) -> int:
@@ -117,6 +130,7 @@ def main(arguments: list[str]) -> int:
     add("--epochs", type=int, default=1, help="of local training (default 1)")
     add("--rounds", type=int, default=20, help="of each run (default 20)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `fairbed run`")
+    add("--others", type=float, help="threads of other programs, in the place of those counted")
     add("--json", action="store_true", help="the exchanges, as one JSON list")
     add("--from", nargs="+", type=Path, dest="files", metavar="ROWS", help="of earlier `--json`")
     options = parser.parse_args(arguments)
@@ -174,7 +188,8 @@ def measure(setting: tuple[int, int, str], options: argparse.Namespace) -> Measu
         command += ["--headless", "--json", "--out", str(folder)]
         for one in options.set:
             command += ["--set", one]
-        begun, busy_s, waiting = time.monotonic(), _others_s(), runnable_tasks()
+        waiting = runnable_tasks() if options.others is None else options.others
+        begun, busy_s = time.monotonic(), _others_s()
         done = subprocess.run(
             guarded(command), capture_output=True, text=True, check=False, timeout=LIMIT_S
         )
@@ -230,11 +245,12 @@ def read(folder: Path, setting: str, others: float, waiting: float) -> Measured:
         others=max(others, 0.0),
         waiting=waiting,
         dilation=k,
-        predicted=MachineDelay.of(at_once, cores, waiting).untimed_share(times, k),
+        cold_s=times.cold_s.ravel().tolist(),
+        warm_s=times.warm_s.ravel().tolist(),
+        warm_share=times.warm_share,
         untimed=[row.is_contended for row in rows],
         delay_s=[k * ((row.contended_s or 0.0) + row.lag_s) for row in rows],
         tau_s=[row.tau_s or 0.0 for row in rows],
-        expected_s=(times.shortest_s, float(np.nanmedian(times.cold_s))),
     )
 
 
@@ -243,7 +259,7 @@ def table(rows: Sequence[Measured]) -> list[str]:
     lines = [
         "| devices, at once, dilation | backend | other threads, cores | exchanges "
         "| predicted untimed | measured | delay, p16, p50, p84, ms | predicted, ms "
-        "| shortest, predicted, measured, ms |",
+        "| exchange, predicted, measured median, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -252,12 +268,14 @@ def table(rows: Sequence[Measured]) -> list[str]:
         ends = ", ".join(f"{1e3 * delay.quantile_s(z):.1f}" for z in (-1.0, 0.0, 1.0))
         devices, per_round, asked = row.setting.split(":")
         k = f"{row.dilation:g}" + (" (auto)" if asked == "auto" else "")
+        times = row.times()
+        typical_s = times.warm_s if row.warm_share > 0.5 else times.cold_s
         lines.append(
             f"| {devices}, {per_round}, {k} | {row.backend} "
             f"| {row.waiting:.1f}, {row.others:.1f} | {len(row.untimed)} "
-            f"| {row.predicted:.0%} | {np.mean(row.untimed):.0%} "
+            f"| {delay.untimed_share(times, row.dilation):.0%} | {np.mean(row.untimed):.0%} "
             f"| {low:.1f}, {median:.1f}, {high:.1f} | {ends} "
-            f"| {1e3 * row.expected_s[0]:.0f}, {1e3 * min(row.tau_s):.0f} |"
+            f"| {1e3 * np.nanmedian(typical_s):.0f}, {1e3 * np.median(row.tau_s):.0f} |"
         )
     fixed_s, queued_s, others_s, sigma = fitted(rows)
     return [

@@ -24,16 +24,16 @@ from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 
 Floats = NDArray[np.float64]
 
-FIXED_S = 1.2e-3
+FIXED_S = 1.5e-3
 """Median delay of an exchange that is alone, seconds."""
 
-QUEUED_S = 1.6e-3
+QUEUED_S = 1.9e-3
 """What each further device per core adds to it, seconds."""
 
-OTHERS_S = 2e-3
+OTHERS_S = 0.45e-3
 """What each other runnable thread per core adds to it, seconds."""
 
-SIGMA = 0.7
+SIGMA = 0.62
 """Standard deviation of the logarithm of the delay."""
 
 UNTIMED_TARGET = 0.05
@@ -51,7 +51,7 @@ class ExchangeTimes:
     cold_s: Floats
     """Seconds of the fleet, shape (R, N): at R instants, of N devices; NaN is unknown."""
     warm_s: Floats
-    """The same of a device that has kept session and data from the round before, shape (R, N)."""
+    """The same of a device that has kept session, data and connection from the round before."""
     warm_share: float
     """Share of exchanges whose device has."""
 

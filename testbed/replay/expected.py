@@ -1,7 +1,9 @@
 """Times of the exchanges of a live run before it starts, as a replay of it would have them.
 
-They decide which dilation the run needs (`testbed.emulation.machine_delay`). Training of a client
-is unknown before the run, and so are the times of devices in cells, which wait for each other.
+They decide which dilation the run needs (`testbed.emulation.machine_delay`). A device that trains in
+consecutive rounds keeps session and data, and its connection is in use: it has no slow start. The
+training of a client is unknown before the run, and so are the times of devices in cells, which wait
+for each other.
 """
 
 import os
@@ -11,6 +13,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.testbed.emulation.machine_delay import ExchangeTimes
+from fairbed.testbed.emulation.tcp import slow_start_s
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
@@ -69,8 +72,13 @@ def expected_exchanges(
         fitting_part_sizes(experiment, artifact, names, memory, examples[places]),
         None if lengths is None else lengths[places],
     )
+    means, varying = conditions
+    in_use_s = np.zeros(len(devices))
+    for bits, bps in zip(world.transfer_bits, (means.down_bps, means.up_bps), strict=True):
+        in_use_s += slow_start_s(bits, bits / bps, 2.0 * means.delay_s)
+    in_use_s[list(varying.links)] = 0.0  # a replay of these has no slow start
     rows: Ints = np.arange(len(devices), dtype=np.int64)
-    instants = INSTANTS if conditions[1].links else 1
+    instants = INSTANTS if varying.links else 1
     cold_s = np.full((instants, len(rows)), np.nan)
     warm_s = cold_s.copy()
     for at in range(instants):
@@ -78,7 +86,7 @@ def expected_exchanges(
         took_s = exchanges.ready_s + exchanges.upload_s
         is_known = np.isfinite(took_s) & ~np.isin(rows, list(exchanges.faults))
         cold_s[at, is_known] = took_s[is_known]
-        warm_s[at, is_known] = took_s[is_known] - exchanges.load_s[is_known]
+        warm_s[at, is_known] = (took_s - exchanges.load_s - in_use_s)[is_known]
     # A device frees session and data unless it trains in consecutive rounds.
     warm_share = min(1.0, experiment.coordinator().cohort_size / max(len(planned), 1))
     return ExchangeTimes(cold_s, warm_s, warm_share)

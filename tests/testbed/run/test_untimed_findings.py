@@ -66,7 +66,8 @@ def test_predicted_exchanges_are_those_of_the_replay() -> None:
     rows = np.arange(6)
     exchanges = replay.world.exchange(1, 0.0, rows)
     np.testing.assert_array_equal(times.cold_s[0], exchanges.ready_s + exchanges.upload_s)
-    np.testing.assert_allclose(times.cold_s[0] - times.warm_s[0], exchanges.load_s)
+    kept_s = times.cold_s[0] - times.warm_s[0] - exchanges.load_s
+    assert (kept_s > 0.0).all(), "a connection in use has no slow start"
     assert times.warm_share == pytest.approx(2 / 6)
     assert 0.01 < times.shortest_s < 0.1
 
