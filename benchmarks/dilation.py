@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ import numpy as np
 import psutil
 from scipy.optimize import nnls
 
+from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.store import RunReader
 from fairbed.device_agent.sensors import real_host
 from fairbed.testbed.emulation.machine_delay import (
@@ -87,6 +89,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The exchanges of one run beside their prediction."""
 
     setting: str
+    model: str
     backend: str
     at_once: int
     cores: float
@@ -239,6 +242,7 @@ def read(folder: Path, setting: str, others: float, waiting: float) -> Measured:
     at_once, cores = experiment.coordinator().cohort_size, real_host().sensors.cores()
     return Measured(
         setting=setting,
+        model=experiment.model.name,
         backend=backend.partition(" backend")[0].split()[-1],
         at_once=at_once,
         cores=cores,
@@ -255,27 +259,35 @@ def read(folder: Path, setting: str, others: float, waiting: float) -> Measured:
 
 
 def table(rows: Sequence[Measured]) -> list[str]:
-    """Return the rows as lines of Markdown, and the constants that fit them."""
+    """Return the runs of each setting as a line of Markdown, and the constants that fit them."""
     lines = [
-        "| devices, at once, dilation | backend | other threads, cores | exchanges "
-        "| predicted untimed | measured | delay, p16, p50, p84, ms | predicted, ms "
-        "| exchange, predicted, measured median, ms |",
+        "| devices, at once, dilation | model, backend | runs, exchanges | other threads, cores "
+        "| predicted untimed | measured, least, all, most | delay, p16, p50, p84, ms "
+        "| predicted, ms | exchange, predicted, measured median, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
+    groups: dict[tuple[str, str, str, float], list[Measured]] = defaultdict(list)
     for row in rows:
-        low, median, high = 1e3 * np.quantile(row.delay_s, (0.16, 0.5, 0.84))
-        delay = MachineDelay.of(row.at_once, row.cores, row.waiting)
+        groups[row.setting, row.model, row.backend, row.dilation].append(row)
+    for (setting, model, backend, dilation), runs in groups.items():
+        low, median, high = 1e3 * np.quantile(_all(runs, "delay_s"), (0.16, 0.5, 0.84))
+        waiting = np.mean([run.waiting for run in runs])
+        one = runs[0]
+        delay, times = MachineDelay.of(one.at_once, one.cores, float(waiting)), one.times()
         ends = ", ".join(f"{1e3 * delay.quantile_s(z):.1f}" for z in (-1.0, 0.0, 1.0))
-        devices, per_round, asked = row.setting.split(":")
-        k = f"{row.dilation:g}" + (" (auto)" if asked == "auto" else "")
-        times = row.times()
-        typical_s = times.warm_s if row.warm_share > 0.5 else times.cold_s
+        devices, per_round, asked = setting.split(":")
+        k = f"{dilation:g}" + (" (auto)" if asked == "auto" else "")
+        typical_s = times.warm_s if times.warm_share > 0.5 else times.cold_s
+        untimed = [float(np.mean(run.untimed)) for run in runs]
+        of_all = np.mean(_all(runs, "untimed"))
         lines.append(
-            f"| {devices}, {per_round}, {k} | {row.backend} "
-            f"| {row.waiting:.1f}, {row.others:.1f} | {len(row.untimed)} "
-            f"| {delay.untimed_share(times, row.dilation):.0%} | {np.mean(row.untimed):.0%} "
+            f"| {devices}, {per_round}, {k} | {model}, {backend} "
+            f"| {len(runs)}, {len(_all(runs, 'untimed'))} "
+            f"| {waiting:.1f}, {np.mean([run.others for run in runs]):.1f} "
+            f"| {delay.untimed_share(times, dilation):.0%} "
+            f"| {min(untimed):.0%}, {of_all:.0%}, {max(untimed):.0%} "
             f"| {low:.1f}, {median:.1f}, {high:.1f} | {ends} "
-            f"| {1e3 * np.nanmedian(typical_s):.0f}, {1e3 * np.median(row.tau_s):.0f} |"
+            f"| {1e3 * np.nanmedian(typical_s):.0f}, {1e3 * np.median(_all(runs, 'tau_s')):.0f} |"
         )
     fixed_s, queued_s, others_s, sigma = fitted(rows)
     return [
@@ -285,6 +297,12 @@ def table(rows: Sequence[Measured]) -> list[str]:
         f"+ {1e3 * others_s:.2f} ms per other thread) / cores, sigma {sigma:.2f}; "
         f"in use: {1e3 * FIXED_S:.2f}, {1e3 * QUEUED_S:.2f}, {1e3 * OTHERS_S:.2f}, {SIGMA:g}",
     ]
+
+
+def _all(runs: Sequence[Measured], name: str) -> Floats:
+    """Return a column of all exchanges of runs."""
+    found: Floats = np.concatenate([np.array(getattr(run, name), dtype=float) for run in runs])
+    return found
 
 
 def fitted(rows: Sequence[Measured]) -> tuple[float, float, float, float]:

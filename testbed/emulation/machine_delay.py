@@ -24,16 +24,16 @@ from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 
 Floats = NDArray[np.float64]
 
-FIXED_S = 1.5e-3
+FIXED_S = 1.0e-3
 """Median delay of an exchange that is alone, seconds."""
 
-QUEUED_S = 1.9e-3
+QUEUED_S = 1.75e-3
 """What each further device per core adds to it, seconds."""
 
-OTHERS_S = 0.45e-3
+OTHERS_S = 1.3e-3
 """What each other runnable thread per core adds to it, seconds."""
 
-SIGMA = 0.62
+SIGMA = 0.65
 """Standard deviation of the logarithm of the delay."""
 
 UNTIMED_TARGET = 0.05

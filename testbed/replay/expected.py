@@ -1,9 +1,9 @@
 """Times of the exchanges of a live run before it starts, as a replay of it would have them.
 
-They decide which dilation the run needs (`testbed.emulation.machine_delay`). A device that trains in
-consecutive rounds keeps session and data, and its connection is in use: it has no slow start. The
-training of a client is unknown before the run, and so are the times of devices in cells, which wait
-for each other.
+They decide which dilation the run needs (`testbed.emulation.machine_delay`). A device that trains
+in consecutive rounds keeps session and data, and its connection is in use: it has no slow start.
+The training of a client is unknown before the run, and so are the times of devices in cells, which
+wait for each other.
 """
 
 import os

@@ -19,6 +19,7 @@ def a_run(at_once: int, waiting: float) -> Measured:
     delay_s = median_s * np.exp(0.6 * np.random.default_rng(at_once).standard_normal(4001))
     return Measured(
         setting=f"120:{at_once}:auto",
+        model="mlp",
         backend="namespace",
         at_once=at_once,
         cores=2.0,
@@ -45,11 +46,12 @@ def test_a_row_has_the_predicted_beside_the_measured_share(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rows.json"
-    file.write_bytes(msgspec.json.encode([a_run(4, 6.0)]))
+    runs = [a_run(4, 6.0), msgspec.structs.replace(a_run(4, 4.0), untimed=[False, False])]
+    file.write_bytes(msgspec.json.encode(runs))
     assert dilation.main(["--from", str(file)]) == 0
     _, _, row, *_ = capsys.readouterr().out.splitlines()
-    assert row.startswith("| 120, 4, 8 (auto) | namespace | 6.0, 0.5 | 2 | ")
-    assert "% | 50% | " in row
+    assert row.startswith("| 120, 4, 8 (auto) | mlp, namespace | 2, 4 | 5.0, 0.5 | ")
+    assert "% | 0%, 25%, 50% | " in row
     assert row.endswith("| 30, 33 |")
 
 
