@@ -1,7 +1,7 @@
 """Bursts: the work that a device does at full speed after a pause, in processor time.
 
 quota    any program under the quota alone, in namespaces and containers
-start    the first one of a program that `fairbed shape` has started
+start    from the start of a program in a new group until the quota stops it for the first time
 shape    any program under `fairbed shape --backend process`
 paced    steps of 1 ms with the pacing of an agent, from the begin of a section
 
@@ -10,13 +10,18 @@ The longest of several bursts counts: a burst that another program interrupts is
 `python -m benchmarks._fidelity.bursts COUNT IDLE_S LIMIT_S` prints the bursts as JSON.
 """
 
+import os
+import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from benchmarks._fidelity import limits
@@ -29,12 +34,19 @@ from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
 from benchmarks._fidelity.work import STOP_S, burst
+from fairbed.testbed.backends.base import DeviceSpec
+from fairbed.testbed.backends.cgroups.fleet import limit_speed, open_groups
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.host.guard import guarded
 
 STEP_S = 1e-3
 """Processor time of a step of paced work."""
 
 LONGEST_S = 0.6
 """Limit of a burst, seconds."""
+
+START_S, POLL_S = 10.0, 0.3e-3
+"""Limit until a program is stopped for the first time, and the time between two readings."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,17 +91,40 @@ async def _under_quota(measured: MeasuredDevice, plan: Plan, share: float) -> Wi
 
 
 async def _at_start(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
-    windows = [
-        await _shaped(measured, plan, share, Burst(count=1, idle_s=IDLE_S, limit_s=LONGEST_S))
-        for _ in range(round(plan.pick(6, 2)))
-    ]
-    taken = [window.evidence for window in windows]
-    return _window(
-        max(window.value for window in windows),
-        sum(one.wall_s for one in taken),
-        sum(one.stolen_s for one in taken),
-        sum(one.contended_s or 0.0 for one in taken),
-    )
+    found, wall_s, stolen, contended_s = list[float](), 0.0, 0.0, 0.0
+    for _ in range(round(plan.pick(12, 3))):
+        name = f"bench-{secrets.token_hex(4)}"
+        spec = DeviceSpec(name, None, None)
+        async with open_groups({name: spec}, {name: name}) as groups:
+            group = groups[name]
+            limit_speed(group, name, share)
+            with watch([], partial(_contended_s, group)) as waits:
+                found.append(await anyio.to_thread.run_sync(_started_burst, group))
+        wall_s, stolen = wall_s + waits.wall_s, stolen + waits.stolen_s
+        contended_s += waits.contended_s or 0.0
+    return _window(max(found), wall_s, stolen, contended_s)
+
+
+def _contended_s(group: Group) -> float:
+    return group.usage().contended_s or 0.0
+
+
+def _started_burst(group: Group) -> float:
+    """Return the processor time of a new program until the quota stops it, seconds."""
+    encoded = msgspec.json.encode(group.sandbox()).decode()
+    inside = [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), encoded]
+    until = time.monotonic() + START_S
+    with subprocess.Popen(guarded([*inside, "sh", "-c", "while :; do :; done"])) as program:
+        try:
+            used_s = 0.0
+            while (usage := group.usage()).throttled_s == 0.0:  # counted when the stop ends
+                used_s = usage.cpu_s
+                if time.monotonic() > until:
+                    raise EndError(f"fidelity: a program must be stopped within {START_S:g} s")
+                time.sleep(POLL_S)
+            return used_s
+        finally:
+            program.kill()
 
 
 async def _paced(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
@@ -124,13 +159,10 @@ def until_stop(wall_s: list[float], cpu_s: list[float]) -> float:
     return total_s
 
 
-async def _shaped(
-    measured: MeasuredDevice, plan: Plan, share: float, command: Burst | None = None
-) -> Window:
-    command = command or _command(plan)
+async def _shaped(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
+    command = _command(plan)
     words = [str(command.count), str(command.idle_s), str(command.limit_s)]
-    backend = "process" if measured.backend == "process" else "namespace"
-    shape = ["-m", "fairbed.testbed.cli.main", "shape", "--backend", backend, "--cpu"]
+    shape = ["-m", "fairbed.testbed.cli.main", "shape", "--backend", "process", "--cpu"]
     inside = [sys.executable, "-m", "benchmarks._fidelity.bursts", *words]
     stolen_before_s = stolen_s()
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
@@ -140,8 +172,6 @@ async def _shaped(
                 sys.executable,
                 *shape,
                 f"{share:g}",
-                "--backend",
-                backend,
                 "--json",
                 str(file),
                 "--",
