@@ -266,17 +266,18 @@ def table(rows: Sequence[Measured]) -> list[str]:
         "| predicted, ms | exchange, predicted, measured median, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    groups: dict[tuple[str, str, str, float], list[Measured]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, bool], list[Measured]] = defaultdict(list)
     for row in rows:
-        groups[row.setting, row.model, row.backend, row.dilation].append(row)
-    for (setting, model, backend, dilation), runs in groups.items():
+        groups[row.setting, row.model, row.backend, row.waiting > 0.0].append(row)
+    for (setting, model, backend, _), runs in groups.items():
         low, median, high = 1e3 * np.quantile(_all(runs, "delay_s"), (0.16, 0.5, 0.84))
         waiting = np.mean([run.waiting for run in runs])
-        one = runs[0]
+        one, dilations = runs[0], sorted({run.dilation for run in runs})
         delay, times = MachineDelay.of(one.at_once, one.cores, float(waiting)), one.times()
         ends = ", ".join(f"{1e3 * delay.quantile_s(z):.1f}" for z in (-1.0, 0.0, 1.0))
         devices, per_round, asked = setting.split(":")
-        k = f"{dilation:g}" + (" (auto)" if asked == "auto" else "")
+        k = " to ".join(f"{k:g}" for k in dilations) + (" (auto)" if asked == "auto" else "")
+        predicted = np.mean([_predicted(run) for run in runs])
         typical_s = times.warm_s if times.warm_share > 0.5 else times.cold_s
         untimed = [float(np.mean(run.untimed)) for run in runs]
         of_all = np.mean(_all(runs, "untimed"))
@@ -284,7 +285,7 @@ def table(rows: Sequence[Measured]) -> list[str]:
             f"| {devices}, {per_round}, {k} | {model}, {backend} "
             f"| {len(runs)}, {len(_all(runs, 'untimed'))} "
             f"| {waiting:.1f}, {np.mean([run.others for run in runs]):.1f} "
-            f"| {delay.untimed_share(times, dilation):.0%} "
+            f"| {predicted:.0%} "
             f"| {min(untimed):.0%}, {of_all:.0%}, {max(untimed):.0%} "
             f"| {low:.1f}, {median:.1f}, {high:.1f} | {ends} "
             f"| {1e3 * np.nanmedian(typical_s):.0f}, {1e3 * np.median(_all(runs, 'tau_s')):.0f} |"
@@ -297,6 +298,11 @@ def table(rows: Sequence[Measured]) -> list[str]:
         f"+ {1e3 * others_s:.2f} ms per other thread) / cores, sigma {sigma:.2f}; "
         f"in use: {1e3 * FIXED_S:.2f}, {1e3 * QUEUED_S:.2f}, {1e3 * OTHERS_S:.2f}, {SIGMA:g}",
     ]
+
+
+def _predicted(run: Measured) -> float:
+    delay = MachineDelay.of(run.at_once, run.cores, run.waiting)
+    return delay.untimed_share(run.times(), run.dilation)
 
 
 def _all(runs: Sequence[Measured], name: str) -> Floats:
