@@ -275,8 +275,8 @@ def table(rows: Sequence[Measured]) -> list[str]:
         one, dilations = runs[0], sorted({run.dilation for run in runs})
         delay, times = MachineDelay.of(one.at_once, one.cores, float(waiting)), one.times()
         ends = ", ".join(f"{1e3 * delay.quantile_s(z):.1f}" for z in (-1.0, 0.0, 1.0))
-        devices, per_round, asked = setting.split(":")
-        k = " to ".join(f"{k:g}" for k in dilations) + (" (auto)" if asked == "auto" else "")
+        devices, per_round, configured = setting.split(":")
+        k = " to ".join(f"{k:g}" for k in dilations) + (" (auto)" if configured == "auto" else "")
         predicted = np.mean([_predicted(run) for run in runs])
         typical_s = times.warm_s if times.warm_share > 0.5 else times.cold_s
         untimed = [float(np.mean(run.untimed)) for run in runs]

@@ -9,9 +9,9 @@ depend on the time dilation k, while the exchange lasts k times as long on this 
     share untimed     mean over devices of P(D > 0.05 k tau)
 
 m devices work at the same time, beside r threads of other programs; tau is the time of the
-exchange, which a replay predicts. The constants are fitted to the runs of `fairbed bench dilation`
-(docs/emulation.md), whose models are small: larger ones, and evaluations, add delays that are
-unknown before the run, as are programs that begin later.
+exchange, which a replay predicts. The constants are fitted to runs of small models on one machine
+of two cores (`fairbed bench dilation`, docs/emulation.md). Larger models, evaluations, and programs
+that begin later add delays that are unknown before the run.
 """
 
 import math
