@@ -92,7 +92,7 @@ async def _under_quota(measured: MeasuredDevice, plan: Plan, share: float) -> Wi
 
 async def _at_start(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
     found, wall_s, stolen, contended_s = list[float](), 0.0, 0.0, 0.0
-    for _ in range(round(plan.pick(12, 3))):
+    for _ in range(round(plan.pick(12, 1))):
         name = f"bench-{secrets.token_hex(4)}"
         spec = DeviceSpec(name, None, None)
         async with open_groups({name: spec}, {name: name}) as groups:

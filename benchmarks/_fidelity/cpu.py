@@ -121,7 +121,10 @@ async def work(measured: MeasuredDevice, plan: Plan) -> list[Row]:
             print_row(rows[-1])
             continue
         command = Passes(
-            n_bytes=n_bytes, threads=threads, lead_s=IDLE_S, lasting_s=plan.pick(1.5, 0.3)
+            n_bytes=n_bytes,
+            threads=threads,
+            lead_s=plan.pick(IDLE_S, 0.05),
+            lasting_s=plan.pick(1.5, 0.1),
         )
 
         async def measure(share: float = share, command: Passes = command) -> Window:
