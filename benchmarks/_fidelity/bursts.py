@@ -1,6 +1,7 @@
 """Bursts: the work that a device does at full speed after a pause, in processor time.
 
 quota    any program under the quota alone, in namespaces and containers
+start    from the start of a program in a new group until the quota stops it for the first time
 shape    any program under `fairbed shape --backend process`
 paced    steps of 1 ms with the pacing of an agent, from the begin of a section
 
@@ -9,13 +10,18 @@ The longest of several bursts counts: a burst that another program interrupts is
 `python -m benchmarks._fidelity.bursts COUNT IDLE_S LIMIT_S` prints the bursts as JSON.
 """
 
+import os
+import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from benchmarks._fidelity import limits
@@ -28,6 +34,10 @@ from benchmarks._fidelity.measured_device import FREE, MeasuredDevice
 from benchmarks._fidelity.rows import QuantitySpec, Row
 from benchmarks._fidelity.windows import Evidence, Window
 from benchmarks._fidelity.work import STOP_S, burst
+from fairbed.testbed.backends.base import DeviceSpec
+from fairbed.testbed.backends.cgroups.fleet import limit_speed, open_groups
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.host.guard import guarded
 
 STEP_S = 1e-3
 """Processor time of a step of paced work."""
@@ -35,13 +45,17 @@ STEP_S = 1e-3
 LONGEST_S = 0.6
 """Limit of a burst, seconds."""
 
+START_S, POLL_S = 10.0, 0.3e-3
+"""Limit until a program is stopped for the first time, and the time between two readings."""
+
 ROOT = Path(__file__).parents[2]
 
 
 async def bursts(measured: MeasuredDevice, plan: Plan) -> list[Row]:
     """Measure the bursts of a device at two speeds."""
-    unpaced = ("shape", _shaped) if measured.backend == "process" else ("quota", _under_quota)
-    ways: tuple[tuple[str, _Measure], ...] = (unpaced, ("paced", _paced))
+    ways: tuple[tuple[str, _Measure], ...] = (("shape", _shaped), ("paced", _paced))
+    if measured.backend != "process":
+        ways = (("quota", _under_quota), ("start", _at_start), ("paced", _paced))
     rows = []
     for share in (0.8,) if plan.is_quick else limits.BURST_SHARES:
         for name, way in ways:
@@ -74,6 +88,43 @@ async def _under_quota(measured: MeasuredDevice, plan: Plan, share: float) -> Wi
         taken = await measured.inside.request(_command(plan), Steps)
     await measured.apply(FREE)
     return _window(max(taken.cpu_s), contention.wall_s, contention.stolen_s, contention.contended_s)
+
+
+async def _at_start(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
+    found, wall_s, stolen, contended_s = list[float](), 0.0, 0.0, 0.0
+    for _ in range(round(plan.pick(12, 1))):
+        name = f"bench-{secrets.token_hex(4)}"
+        spec = DeviceSpec(name, None, None)
+        async with open_groups({name: spec}, {name: name}) as groups:
+            group = groups[name]
+            limit_speed(group, name, share)
+            with watch([], partial(_contended_s, group)) as waits:
+                found.append(await anyio.to_thread.run_sync(_started_burst, group))
+        wall_s, stolen = wall_s + waits.wall_s, stolen + waits.stolen_s
+        contended_s += waits.contended_s or 0.0
+    return _window(max(found), wall_s, stolen, contended_s)
+
+
+def _contended_s(group: Group) -> float:
+    return group.usage().contended_s or 0.0
+
+
+def _started_burst(group: Group) -> float:
+    """Return the processor time of a new program until the quota stops it, seconds."""
+    encoded = msgspec.json.encode(group.sandbox()).decode()
+    inside = [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), encoded]
+    until = time.monotonic() + START_S
+    with subprocess.Popen(guarded([*inside, "sh", "-c", "while :; do :; done"])) as program:
+        try:
+            used_s = 0.0
+            while (usage := group.usage()).throttled_s == 0.0:  # counted when the stop ends
+                used_s = usage.cpu_s
+                if time.monotonic() > until:
+                    raise EndError(f"fidelity: a program must be stopped within {START_S:g} s")
+                time.sleep(POLL_S)
+            return used_s
+        finally:
+            program.kill()
 
 
 async def _paced(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
@@ -117,7 +168,15 @@ async def _shaped(measured: MeasuredDevice, plan: Plan, share: float) -> Window:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         file = Path(folder) / "report.json"
         done = await anyio.run_process(
-            [sys.executable, *shape, f"{share:g}", "--json", str(file), "--", *inside],
+            [
+                sys.executable,
+                *shape,
+                f"{share:g}",
+                "--json",
+                str(file),
+                "--",
+                *inside,
+            ],
             check=False,
             cwd=ROOT,
             stderr=subprocess.PIPE,

@@ -48,6 +48,7 @@ class Group:
 GROUPS: Mapping[str, Group] = {
     "cpu": Group(near=(cpu.shares, cpu.quotas)),
     "step": Group(near=(cpu.steps,)),
+    "work": Group(near=(cpu.work,)),
     "burst": Group(near=(bursts.bursts,)),
     "goodput": Group(near=(link.goodputs,), far=(link.far_goodputs,)),
     "transfer": Group(near=(link.transfers,)),

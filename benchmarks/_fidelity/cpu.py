@@ -3,6 +3,7 @@
 share, paced     steps of a kernel with the pacing of an agent, charged their unthrottled cost in
                  the same run; share = steps * cost / time
 share, quota     any program under the quota alone; share = processor time / time
+work             passes over arrays in a processor second under the quota, relative to full speed
 step             a step with a given processor time, one after another and after a pause
 """
 
@@ -11,7 +12,7 @@ import statistics
 
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.arithmetic import drift
-from benchmarks._fidelity.end_commands import Compute, RunKernel, RunPaced, Steps
+from benchmarks._fidelity.end_commands import Compute, Passes, RunKernel, RunPaced, Steps, Work
 from benchmarks._fidelity.host_contention import watch
 from benchmarks._fidelity.measure import Plan, measured_row, print_row
 from benchmarks._fidelity.measured_device import DEVICE, FREE, MeasuredDevice
@@ -94,6 +95,52 @@ async def quotas(measured: MeasuredDevice, plan: Plan) -> list[Row]:
                 contended_s=contention.contended_s,
             )
             return Window(steps.cpu_s[0] / steps.wall_s[0], evidence)
+
+        rows.append(await measured_row(plan, spec, measure))
+    return rows
+
+
+WORK = ((1, 1 << 16, 0.5), (2, 1 << 16, 1.0), (1, 16 << 20, 0.5), (2, 16 << 20, 1.0))
+"""Threads, bytes of each of three arrays, and speed: arrays that the caches of a core hold, and
+larger ones."""
+
+
+async def work(measured: MeasuredDevice, plan: Plan) -> list[Row]:
+    """Measure the work of a processor second under the quota, relative to that without it."""
+    rows = []
+    for threads, n_bytes, share in WORK[-1:] if plan.is_quick else WORK:
+        size = f"{n_bytes >> 10} KB" if n_bytes < 1 << 20 else f"{n_bytes >> 20} MB"
+        spec = QuantitySpec(
+            backend=measured.backend,
+            quantity=f"work at {100 * share:g} %, {threads} x 3 x {size}",
+            target=1.0,
+            unit="ratio",
+        )
+        if measured.sandbox is None:
+            rows.append(unknown(spec, "not emulated: only paced programs are slowed"))
+            print_row(rows[-1])
+            continue
+        command = Passes(
+            n_bytes=n_bytes,
+            threads=threads,
+            lead_s=plan.pick(IDLE_S, 0.05),
+            lasting_s=plan.pick(1.5, 0.1),
+        )
+
+        async def measure(share: float = share, command: Passes = command) -> Window:
+            rates = []
+            with watch([], measured.contended_s) as contention:
+                for speed in (None, share, share, None):  # a drift of the machine cancels out
+                    await measured.apply(at_speed(speed))
+                    done = await measured.inside.request(command, Work)
+                    rates.append(done.passes / done.cpu_s)
+            await measured.apply(FREE)
+            evidence = Evidence(
+                wall_s=contention.wall_s,
+                stolen_s=contention.stolen_s,
+                contended_s=contention.contended_s,
+            )
+            return Window((rates[1] + rates[2]) / (rates[0] + rates[3]), evidence)
 
         rows.append(await measured_row(plan, spec, measure))
     return rows

@@ -39,6 +39,7 @@ class End:
             end_commands.RunKernel: work.run_kernel,
             end_commands.Compute: work.compute,
             end_commands.Burst: work.burst,
+            end_commands.Passes: work.passes,
             end_commands.RunPaced: work.run_paced,
         }
 

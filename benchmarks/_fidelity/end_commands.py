@@ -138,6 +138,17 @@ class Burst(Command, frozen=True, kw_only=True):
     """Longest processor time of a burst."""
 
 
+class Passes(Command, frozen=True, kw_only=True):
+    """Add two arrays again and again in each thread; answered by `Work`."""
+
+    n_bytes: int
+    """Size of each of the three arrays of a thread."""
+    threads: int
+    lead_s: float
+    """Unmeasured time before, as of `Compute`."""
+    lasting_s: float
+
+
 class RunPaced(Command, frozen=True, kw_only=True):
     """Take steps with the pacing of a device, like its agent; answered by `Steps`."""
 
@@ -174,6 +185,7 @@ Commands: TypeAlias = (
     | RunKernel
     | Compute
     | Burst
+    | Passes
     | RunPaced
 )
 
@@ -230,4 +242,13 @@ class Steps(Reply, frozen=True, kw_only=True):
     """Instants before the first step and after the last."""
 
 
-Replies: TypeAlias = Done | Failed | Address | Instant | Arrivals | Delays | Steps
+class Work(Reply, frozen=True, kw_only=True):
+    """Work that was done, and the time that it took."""
+
+    passes: int
+    """Of all threads."""
+    cpu_s: float
+    """Processor time of all threads."""
+
+
+Replies: TypeAlias = Done | Failed | Address | Instant | Arrivals | Delays | Steps | Work

@@ -64,7 +64,7 @@ BURST_MARGIN = 1.1
 """Paced work ends with a whole step; timers of a pacer are late."""
 
 
-def burst(backend: BackendName, share: float, *, is_paced: bool) -> float:
+def burst(backend: BackendName, share: float, *, is_paced: bool, is_start: bool = False) -> float:
     """Return the longest burst after a pause, by the rules of quota and pacing, seconds.
 
     A credit of c lasts c / (1 - share) at full speed, because it grows meanwhile. The pacer of

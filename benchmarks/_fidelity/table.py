@@ -10,6 +10,7 @@ TABLE, SUMMARY = "fidelity table", "fidelity summary"
 TITLES = {
     "cpu": "share of a core, 5 to 150 %",
     "step": "time of a step, steady and first after a pause",
+    "work": "work of a processor second under a quota",
     "burst": "work at full speed after a pause",
     "goodput": "goodput, 0.1 to 500 Mbit/s, both ways",
     "transfer": "time of 64 KB to 1 MB",

@@ -7,7 +7,15 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks._fidelity.end_commands import Burst, Compute, RunKernel, RunPaced, Steps
+from benchmarks._fidelity.end_commands import (
+    Burst,
+    Compute,
+    Passes,
+    RunKernel,
+    RunPaced,
+    Steps,
+    Work,
+)
 from fairbed.testbed.backends.gauges import Gauge
 from fairbed.testbed.backends.launcher import host_for
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
@@ -82,6 +90,34 @@ def burst(command: Burst) -> Steps:
         wall_s.append(last_wall - first_wall)
         cpu_s.append(last_cpu - first_cpu)
     return Steps(wall_s=wall_s, cpu_s=cpu_s, begun=begun, ended=time.monotonic())
+
+
+def passes(command: Passes) -> Work:
+    """Add arrays in threads for a time; return the work without that of the lead."""
+    n = command.n_bytes // 4
+    arrays = [
+        tuple(np.full(n, value, dtype=np.float32) for value in (1.0, 2.0, 0.0))
+        for _ in range(command.threads)
+    ]
+
+    def work(thread: int, until: float) -> int:
+        one, other, out = arrays[thread]
+        done = 0
+        while time.monotonic() < until:
+            np.add(one, other, out=out)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(command.threads) as pool:
+
+        def together(lasting_s: float) -> int:
+            until = time.monotonic() + lasting_s
+            return sum(pool.map(lambda thread: work(thread, until), range(command.threads)))
+
+        together(command.lead_s)
+        before = time.process_time()
+        done = together(command.lasting_s)
+        return Work(passes=done, cpu_s=time.process_time() - before)
 
 
 def run_paced(command: RunPaced) -> Steps:

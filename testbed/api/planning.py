@@ -39,7 +39,7 @@ from fairbed.testbed.experiment.resolved import origins_of, set_by
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.run.fleet_hosts import FleetHosts
 from fairbed.testbed.run.preflight import choose_dilation
-from fairbed.testbed.run.supervisor import RunPlan
+from fairbed.testbed.run.supervisor import Predict, PreparedTask, RunPlan
 from fairbed.testbed.run.watchers import watchers_of
 from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.console import storable
@@ -75,6 +75,7 @@ def plan_run(
     is_plain: bool = False,
     places_fleet: bool = True,
     hosts: FleetHosts | None = None,
+    predicts: bool = True,
 ) -> RunPlan:
     """Return the plan of a live run, or of one to resume.
 
@@ -89,6 +90,8 @@ def plan_run(
         places_fleet: Check that the devices fit into this machine, or on `hosts`. Without it, they
             run on hosts that are not known yet, and a later plan checks it.
         hosts: The hosts that emulate the devices; None is this machine.
+        predicts: Choose the dilation "auto" by predicted exchanges, too, for which the data are
+            loaded. A process that only shows the run needs none.
 
     Raises:
         UsageError: The experiment, a file that it names, the folder or the address cannot be used.
@@ -134,6 +137,10 @@ def plan_run(
             f'{experiment.physical[0]} reach, got "embedded", which serves this machine alone; '
             'set it to "lab" (fairbed lab init makes one) or to mqtts://user:password@host'
         )
+    predict = predictor_of(experiment) if has_fleet and hosts is None else None
+    dilation, prepared = 1.0, None
+    if has_fleet and places_fleet:
+        dilation, prepared = _dilation(experiment, folder, hosts, predict if predicts else None)
     return RunPlan(
         experiment=experiment,
         folder=folder,
@@ -141,13 +148,15 @@ def plan_run(
         has_fleet=has_fleet,
         listen_host=host,
         listen_port=port,
-        dilation=_dilation(experiment, folder, hosts) if has_fleet and places_fleet else 1.0,
+        dilation=dilation,
         origin=named.origin,
         origins=named.origins,
         watchers=watchers_of(experiment),
         hosts=hosts,
         application=application,
         remarks=() if application is None or named.folder else tuple(application.remarks),
+        predict=predict,
+        prepared=prepared,
     )
 
 
@@ -452,8 +461,10 @@ def _with_host_speed(experiment: Experiment) -> Experiment:
     return msgspec.structs.replace(experiment, emulation=emulation)
 
 
-def _dilation(experiment: Experiment, folder: Path, hosts: FleetHosts | None) -> float:
-    """Return the time dilation of the fleet; a resumed run keeps its own.
+def _dilation(
+    experiment: Experiment, folder: Path, hosts: FleetHosts | None, predict: Predict | None
+) -> tuple[float, PreparedTask | None]:
+    """Return the time dilation of the fleet, and what was loaded; a resumed run keeps its own.
 
     Raises:
         UsageError: The fleet does not fit into this machine.
@@ -462,11 +473,32 @@ def _dilation(experiment: Experiment, folder: Path, hosts: FleetHosts | None) ->
     if (folder / DATABASE).exists():
         with RunReader(folder) as reader:
             earlier = reader.run().row.dilation
+    cores = real_host().sensors.cores()
+    chosen = None
+    if predict is not None and experiment.emulation.dilation == "auto":
+        from fairbed.testbed.api.admission import PreparedDilation
+
+        chosen = PreparedDilation(experiment, predict, cores)
     try:
         devices = plan_fleet(experiment, os.environ)
-        return choose_dilation(experiment, devices, real_host().sensors.cores(), earlier, hosts)
+        sufficient = None if chosen is None else chosen.sufficient
+        dilation = choose_dilation(experiment, devices, cores, earlier, hosts, sufficient)
     except (ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
+    return dilation, None if chosen is None else chosen.task
+
+
+def predictor_of(experiment: Experiment) -> Predict | None:
+    """Return what predicts exchanges; None if that needs numbers that are unknown before the run.
+
+    These are the training of a client, and a fleet without profiles has none.
+    """
+    has_profiles = any(group.profile or group.population for group in experiment.fleet)
+    if not has_profiles or experiment.training.client is not None or experiment.data.has_none:
+        return None
+    from fairbed.testbed.replay.expected import expected_exchanges
+
+    return expected_exchanges
 
 
 def _listen(text: str) -> tuple[str, int | None]:

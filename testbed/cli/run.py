@@ -37,6 +37,7 @@ from fairbed.wire.printable import printable
 def main(options: argparse.Namespace) -> int:
     """Run an experiment or resume a run; return the exit code."""
     address: str | None = options.hosts
+    is_shown = shows_screens() and not (options.headless or options.json)
     planned = partial(
         plan_run,
         options.experiment,
@@ -46,12 +47,13 @@ def main(options: argparse.Namespace) -> int:
         has_fleet=options.command != "coordinator",
         listen=getattr(options, "listen", "127.0.0.1"),
         is_plain=getattr(options, "plain", False),
+        predicts=not is_shown,  # the process of the run does
     )
     with one_line_errors():
         plan = planned(places_fleet=address is None)  # its errors do not wait for a cluster
     for remark in plan.remarks:
         _print(sys.stderr, f"fairbed: {remark}")
-    if shows_screens() and not (options.headless or options.json):
+    if is_shown:
         from fairbed.testbed.cli.watch import run_with_tui
 
         default_signals()  # this process only shows the run

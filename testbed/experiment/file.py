@@ -353,7 +353,8 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
     """TCP congestion control of the broker's machine, for the downloads of all devices."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
     """Seconds of this machine in one second of the fleet; auto takes the smallest with which the
-    devices of one round fit into this machine at the same time."""
+    devices of one round fit into this machine at the same time and at most 5 % of the exchanges
+    are likely untimed, for these at most 64."""
 
 
 class Experiment(Section, frozen=True, kw_only=True):

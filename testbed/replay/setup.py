@@ -344,7 +344,7 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
         return _client_fleet_setup(experiment)
     if is_vector_fleet(experiment):
         return _vector_fleet_setup(experiment, dataset)
-    devices = plan_fleet(_in_reference_cores(experiment), os.environ)
+    devices = plan_fleet(in_reference_cores(experiment), os.environ)
     names = [device.spec.name for device in devices]
     dataset = dataset or load_examples(experiment, os.environ)
     experiment = with_costs(experiment, dataset)
@@ -355,11 +355,11 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     data, examples = _examples(experiment, dataset, names, attacks)
     artifact = task_of(experiment, dataset if data is None else data.dataset)
     memory = [0 if d.profile is None else d.profile.memory_bytes for d in devices]
-    sizes = _part_sizes(experiment, artifact, names, np.array(memory), examples)
+    sizes = fitting_part_sizes(experiment, artifact, names, np.array(memory), examples)
     conditions = columns_of(devices)
-    lengths = _lengths(dataset, data, examples, costs)
+    lengths = lengths_of(dataset, data, examples, costs)
     layout, example_bytes = artifact.spec.layout, dataset.example_bytes
-    world, decisions = _world(
+    world, decisions = world_of(
         experiment, layout, example_bytes, conditions, examples, sizes, lengths
     )
     base = _base_downloads(artifact, world)
@@ -385,13 +385,13 @@ def _client_fleet_setup(experiment: Experiment) -> ReplaySetup:
     """Return the setup of a replay without training whose times are those of a client."""
     from fairbed.testbed.replay.client_run import read_client_run, with_costs_of
 
-    devices = plan_fleet(_in_reference_cores(experiment), os.environ)
+    devices = plan_fleet(in_reference_cores(experiment), os.environ)
     names = [device.spec.name for device in devices]
     run = read_client_run(experiment)
     experiment = with_costs_of(experiment, run)
     examples = run.examples(names)
     sizes = np.full(len(names), experiment.training.part_size, dtype=np.int64)
-    world, decisions = _world(
+    world, decisions = world_of(
         experiment, run.layout, 0, columns_of(devices), examples, sizes, raw_bytes=run.raw_bytes
     )
     return ReplaySetup(
@@ -470,10 +470,10 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     conditions = fleet.means, fleet.varying
     artifact = task_of(experiment, dataset if data is None else data.dataset)
     assert experiment.replay.task_costs is not None, "with_costs has set it"
-    lengths = _lengths(dataset, data, examples, experiment.replay.task_costs)
-    sizes = _part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)
+    lengths = lengths_of(dataset, data, examples, experiment.replay.task_costs)
+    sizes = fitting_part_sizes(experiment, artifact, fleet.names, fleet.memory_bytes, examples)
     layout, example_bytes = artifact.spec.layout, dataset.example_bytes
-    world, decisions = _world(
+    world, decisions = world_of(
         experiment, layout, example_bytes, conditions, examples, sizes, lengths
     )
     world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
@@ -492,7 +492,7 @@ def _vector_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Repl
     )
 
 
-def _part_sizes(
+def fitting_part_sizes(
     experiment: Experiment,
     artifact: Artifact,
     names: Sequence[str],
@@ -506,7 +506,7 @@ def _part_sizes(
     return part_sizes(experiment, fitting, names, memory_bytes, n_k)
 
 
-def _world(
+def world_of(
     experiment: Experiment,
     layout: Layout,
     example_bytes: int,
@@ -544,7 +544,7 @@ def _world(
     return world, decisions
 
 
-def _lengths(
+def lengths_of(
     dataset: Dataset, data: FleetData | None, examples: Ints, costs: TaskCosts
 ) -> Ints | None:
     """Return the training examples of each device at each padded length, shape (N, L).
@@ -611,7 +611,7 @@ def _query_ratio(experiment: Experiment, decisions: Decisions, examples: Ints) -
     return ratio
 
 
-def _in_reference_cores(experiment: Experiment) -> Experiment:
+def in_reference_cores(experiment: Experiment) -> Experiment:
     """Return the experiment with speeds in cores of the reference machine."""
     emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
     return msgspec.structs.replace(experiment, emulation=emulation)

@@ -7,12 +7,15 @@ no_benign_device      why metrics on benign devices are unknown
 defaults_of           numbers that a profile lacks, and the values that the emulation takes
 settings_findings     the warnings and remarks that follow from the experiment alone
 not_emulated          settings of profiles that the backend does not emulate
+untimed_findings      which share of the exchanges will likely be untimed, and what helps
 preflight_findings    the results for the event log of a run
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,6 +26,7 @@ from fairbed.coordinator.algorithms.selection.feasibility import highest_rate, s
 from fairbed.coordinator.policy.combinations import unread_keys, without_effect
 from fairbed.coordinator.policy.config import RoundConfig, mini_batch_problem
 from fairbed.coordinator.policy.factories import make_pseudo_gradient
+from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import GUARANTEEING
 from fairbed.coordinator.task.recipes import MODELS
@@ -41,6 +45,9 @@ from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
 from fairbed.testbed.run.fleet_hosts import FleetHosts
 from fairbed.wire.artifact import Artifact
+
+if TYPE_CHECKING:
+    from fairbed.testbed.emulation.machine_delay import ExchangeTimes
 
 DRAW_BY_EXAMPLES = ("power-of-choice", "weighted")
 """Policies that draw devices, or candidates, in proportion to n_k."""
@@ -230,6 +237,7 @@ def choose_dilation(
     cores: float,
     earlier: float | None = None,
     hosts: FleetHosts | None = None,
+    sufficient: Callable[[int], int] | None = None,
 ) -> float:
     """Return the dilation with which the fleet fits into a machine, or on hosts.
 
@@ -239,6 +247,8 @@ def choose_dilation(
         cores: Cores of this machine.
         earlier: Dilation of the run that is resumed; it is kept if the fleet fits.
         hosts: The hosts that emulate the devices in place of this machine.
+        sufficient: Returns the dilation with which exchanges are long enough for this machine, from
+            one with which the fleet fits; None: their times cannot be predicted.
 
     Raises:
         ExperimentError: The fleet does not fit with the configured dilation, or has devices
@@ -249,8 +259,16 @@ def choose_dilation(
         fitting, problem = fitting_dilation(demand, cores), None
     else:
         fitting, problem = hosts.fitting_dilation(experiment, devices)
+    plain = (d.spec.name for d in devices if d.spec.device is None and not d.is_physical)
+    unthrottled = next(plain, None)
     if configured == "auto":
-        dilation = earlier if earlier is not None and earlier >= fitting else float(fitting)
+        can_dilate = unthrottled is None and not experiment.physical
+        if earlier is not None and earlier >= fitting:
+            dilation = earlier
+        elif sufficient is not None and can_dilate:
+            dilation = float(sufficient(fitting))
+        else:
+            dilation = float(fitting)
     elif problem is not None:
         raise ExperimentError(
             f'{problem}; or set emulation.dilation to {fitting} or "auto", got {configured:g}'
@@ -263,8 +281,6 @@ def choose_dilation(
             + _misfit(demand, cores, configured, experiment.round)
             + f', or set it to {fitting} or "auto"'
         )
-    plain = (d.spec.name for d in devices if d.spec.device is None and not d.is_physical)
-    unthrottled = next(plain, None)
     if dilation > 1.0 and unthrottled is not None:
         raise ExperimentError(
             f"emulation.dilation: must be 1 for devices without a profile, got {dilation:g}; "
@@ -360,6 +376,52 @@ def settings_findings(
         yield PreflightFinding("estimated-speeds", mixed, "warning")
     if (interval := energy_interval(experiment)) is not None:
         yield PreflightFinding("energy", interval)
+
+
+def untimed_findings(
+    experiment: Experiment,
+    times: "ExchangeTimes",
+    dilation: float,
+    cores: float,
+    others: float = 0.0,
+) -> Iterator[PreflightFinding]:
+    """Yield which share of the exchanges will likely be untimed, and what helps if it is large.
+
+    Args:
+        experiment: The experiment.
+        times: Predicted times of the exchanges.
+        dilation: Seconds of this machine in one second of the fleet.
+        cores: Cores of this machine.
+        others: Threads of other programs that run or wait for a core.
+    """
+    from fairbed.testbed.emulation.machine_delay import UNTIMED_TARGET, MachineDelay
+
+    if not times.is_known:
+        return
+    at_once = experiment.coordinator().cohort_size
+    delay = MachineDelay.of(at_once, cores, others)
+    share, shortest_s = delay.untimed_share(times, dilation), times.shortest_s
+    allowed_s = CONTENDED_RATIO_LIMIT * dilation * shortest_s
+    low, median, high = (f"{1e3 * delay.quantile_s(z):.2g}" for z in (-1.0, 0.0, 1.0))
+    found = (
+        f"about {_percent(share)} of the exchanges will likely be untimed: the shortest takes "
+        f"{shortest_s:.3g} s, so that it may be delayed by {1e3 * allowed_s:.2g} ms at dilation "
+        f"{dilation:g}, and while {at_once} devices work at once, beside {others:.0f} threads of "
+        f"other programs, {cores:g} cores delay an exchange by about {median} ms ({low} to {high})"
+    )
+    if share <= UNTIMED_TARGET:
+        yield PreflightFinding("untimed-expected", found)
+        return
+    helps = ["select fewer devices per round", "train longer (training.epochs)"]
+    enough = delay.sufficient_dilation(times, math.ceil(dilation))
+    if enough > dilation and not experiment.physical:
+        left = _percent(delay.untimed_share(times, enough))
+        helps.insert(0, f"--set emulation.dilation={enough} leaves about {left}")
+    yield PreflightFinding("untimed-expected", f"{found}; {', or '.join(helps)}", "warning")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "under 1 %"
 
 
 def source_findings(inputs: Inputs) -> Iterator[PreflightFinding]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.to_thread
@@ -35,12 +35,14 @@ from fairbed.coordinator.store import Calibration, NewRun, Provenance, RunReader
 from fairbed.coordinator.store.connection import DATABASE, StartLock
 from fairbed.coordinator.store.store import check_not_done, stored_checkpoint
 from fairbed.device_agent.installed import agent_version
+from fairbed.device_agent.sensors import real_host
 from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BackendError
+from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import EMBEDDED, Experiment
 from fairbed.testbed.experiment.fleet import (
     PlannedDevice,
@@ -77,6 +79,7 @@ from fairbed.testbed.run.preflight import (
     engine_findings,
     preflight_findings,
     source_findings,
+    untimed_findings,
 )
 from fairbed.testbed.run.run_broker import (
     OwnBroker,
@@ -102,8 +105,27 @@ if TYPE_CHECKING:
     from fairbed.coordinator.rounds.raw_updates import RawMerger
     from fairbed.coordinator.state.alerts import AlertChange
     from fairbed.device_agent.clients.process import ClientServer
+    from fairbed.testbed.emulation.machine_delay import ExchangeTimes
     from fairbed.testbed.emulation.malicious import Attack
     from fairbed.testbed.run.application import Application
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTask:
+    """What the choice of a dilation has loaded, so that the run loads it no second time."""
+
+    dataset: Dataset
+    artifact: Artifact
+
+
+class Predict(Protocol):
+    """Predicts the exchanges of a run, as a replay has them."""
+
+    def __call__(
+        self, experiment: Experiment, data: FleetData, artifact: Artifact, costs: TaskCosts, /
+    ) -> "ExchangeTimes | None":
+        """Return their times; None if no device has a profile."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +155,10 @@ class RunPlan:
     """What drives the rounds and has their task; None: the experiment has."""
     remarks: Sequence[str] = ()
     """What the user must know before the run, in lines."""
+    predict: "Predict | None" = None
+    """Predicts the exchanges of its emulated devices; None if they cannot be predicted."""
+    prepared: PreparedTask | None = None
+    """Data set and task, if they are loaded already."""
 
     @property
     def rounds(self) -> int | None:
@@ -237,6 +263,7 @@ async def _run(
     of_task = None if costs is None else TaskCosts.of(costs, _core_speed(devices))
     if of_task is not None:
         devices = [device.at_task(experiment, of_task) for device in devices]
+    admitted = await _admitted(plan, data, artifact, of_task)
     async with (
         _choose_backend(plan, devices, data, artifact, fork_server) as choice,
         open_broker(
@@ -327,6 +354,7 @@ async def _run(
                 source_findings(inputs),
                 unknown,
                 preflight_findings(experiment, devices, choice, plan.dilation),
+                admitted,
             ):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
             async with follow_schedules(steered, emulated, store, stop, group, plan.dilation):
@@ -532,6 +560,26 @@ async def _fitting(
     n_k = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
     part_sizes(plan.experiment, fitting, names, np.array(sizes, dtype=np.int64), n_k)
     return fitting, unknown
+
+
+async def _admitted(
+    plan: RunPlan, data: FleetData | None, artifact: Artifact, costs: TaskCosts | None
+) -> list[PreflightFinding]:
+    """Return how many exchanges will likely be untimed.
+
+    Empty if it is unknown: on hosts, without profiles, and for the training of a client.
+    """
+    if plan.predict is None or plan.hosts is not None or data is None or costs is None:
+        return []
+    predict = partial(plan.predict, plan.experiment, data, artifact, costs)
+    times = await anyio.to_thread.run_sync(predict)
+    if times is None:
+        return []
+    from fairbed.testbed.host.other_load import runnable_tasks
+
+    others = await anyio.to_thread.run_sync(runnable_tasks)
+    cores = real_host().sensors.cores()
+    return [*untimed_findings(plan.experiment, times, plan.dilation, cores, others)]
 
 
 def _checked_bytes(device: PlannedDevice) -> int:
@@ -763,7 +811,7 @@ async def _load(
         artifact = task.artifact if data is None else _described(task.artifact, data)
         return _Loaded(places, data, artifact, task.vector, task.raw, merger, task.has_evaluate)
     assert data is not None, "only a client can do without"
-    artifact = await anyio.to_thread.run_sync(_native_task, plan.experiment, data)
+    artifact = await anyio.to_thread.run_sync(_native_task, plan, data)
     vector = await anyio.to_thread.run_sync(first_model, plan.experiment, artifact)
     return _Loaded(places, data, artifact, vector)
 
@@ -785,7 +833,7 @@ def _load_data(
         return places, None
     keeps_values = experiment.personalisation.is_on or experiment.model.has_local_values
     return places, FleetData(
-        load_examples(experiment, os.environ),
+        load_examples(experiment, os.environ) if plan.prepared is None else plan.prepared.dataset,
         experiment.data,
         devices=experiment.shards,
         seed=experiment.seed_for("data"),
@@ -806,8 +854,9 @@ def _base_blob(artifact: Artifact) -> memoryview | None:
     return default_bases(os.environ).blob(artifact.base)
 
 
-def _native_task(experiment: Experiment, data: FleetData) -> Artifact:
-    artifact = task_of(experiment, data.dataset)
+def _native_task(plan: RunPlan, data: FleetData) -> Artifact:
+    experiment, prepared = plan.experiment, plan.prepared
+    artifact = task_of(experiment, data.dataset) if prepared is None else prepared.artifact
     experiment.check_layout(artifact.spec.layout)
     check_parts(experiment, artifact)
     if experiment.training.augment:

@@ -20,6 +20,7 @@ from benchmarks._fidelity.end_commands import (
     Listen,
     OpenDatagrams,
     OpenLoad,
+    Passes,
     ReceiveBlock,
     ReceiveDatagrams,
     ReceiveMessages,
@@ -30,6 +31,7 @@ from benchmarks._fidelity.end_commands import (
     SendMessages,
     SendStream,
     Steps,
+    Work,
 )
 from benchmarks._fidelity.end_process import EndError, EndPipe, both, open_end
 from tests.bounded import run
@@ -146,6 +148,17 @@ def test_a_burst_ends_with_its_first_stop_or_at_its_limit(tmp_path: Path) -> Non
             taken = await end.request(Burst(count=3, idle_s=1e-3, limit_s=5e-3), Steps)
             assert len(taken.cpu_s) == len(taken.wall_s) == 3
             assert all(0.0 <= cpu_s < 6e-3 for cpu_s in taken.cpu_s)
+
+    run(test)
+
+
+def test_passes_are_counted_without_those_of_the_lead(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with open_end(tmp_path / "a.log") as end:
+            command = Passes(n_bytes=1 << 12, threads=2, lead_s=0.02, lasting_s=0.05)
+            done = await end.request(command, Work)
+            assert done.passes > 0
+            assert 0.0 < done.cpu_s < 2 * 0.5
 
     run(test)
 
