@@ -25,8 +25,8 @@ FLEET_WEIGHT = 20.0
 FLEET_MEMORY = 1000.0
 """Largest weight of the errors of all devices so far, in exchanges: older ones are forgotten."""
 
-SHARPNESS = 40.0
-"""How fast the weight of a mix falls with its error: with one that is 2 % larger to a half."""
+SHARPNESS_LOG2 = 5
+"""Logarithm of p: a mix with an error that is 2 % larger has half the weight."""
 
 LARGEST_ERROR = 1.0
 """Limit of an error, in logarithms: a hole in the coverage does not decide."""
@@ -51,7 +51,7 @@ class MixtureEstimator:
         ln tau_v = (1 - v) ln phases + v ln last,   v = 0, 1/4, .., 1
         e_v,i = min(|ln(tau_i / tau_v)|, 1)
         E_v = (sum_i g_i e_v,i + F e_v) / (sum_i g_i + F),   g_i = 0.95^(k - i),  F = 20
-        w = sum_v v E_v^-p / sum_v E_v^-p,   p = 40,   tau_hat = tau_w
+        w = sum_v v E_v^-p / sum_v E_v^-p,   p = 32,   tau_hat = tau_w
 
     over the exchanges i = 1..k of a device, with e_v the mean over those of all devices. While
     both predictors are apart (`APART`), other sums count: those of the exchanges in which they were
@@ -97,7 +97,7 @@ class MixtureEstimator:
         tau_hat_s, scale = of_phases_s.copy(), np.ones(len(context))
         mixes = _mixes(of_phases_s[rows], last_s[rows])
         errors = self._errors(rows)
-        errors[_are_apart(mixes, errors)] = self._fleet_errors(_APART)
+        errors[:, _are_apart(mixes, errors)] = self._fleet_errors(_APART)[:, None]
         tau_hat_s[rows] = np.exp(_weighted(mixes, errors))
         scale[rows] = tau_hat_s[rows] / of_phases_s[rows]
         return Prediction(
@@ -132,22 +132,22 @@ class MixtureEstimator:
         self._last_s[rows] = np.where(has_ended, tau_s, 0.0)
 
     def _learn(self, rows: Ints, mixes: Floats, log_s: Floats) -> None:
-        """Count the errors of each mix, given ln tau_v (K, 5) and ln tau (K,)."""
-        sizes = np.minimum(np.abs(log_s[:, None] - mixes), LARGEST_ERROR)
-        counted = np.concatenate([np.ones((len(rows), 1)), sizes], axis=1)
+        """Count the errors of each mix, given ln tau_v (5, K) and ln tau (K,)."""
+        sizes = np.minimum(np.abs(log_s - mixes), LARGEST_ERROR)
+        counted = np.concatenate([np.ones((1, len(rows))), sizes]).T
         are_apart = _are_apart(mixes, self._errors(rows))
         for kind, chosen in ((_CLOSE, ~are_apart), (_APART, are_apart)):
             added = self._fleet[kind] + counted[chosen].sum(axis=0)
             self._fleet[kind] = added * min(1.0, FLEET_MEMORY / max(float(added[0]), 1.0))
         close = rows[~are_apart]
-        self._sums[close] *= ERROR_DISCOUNT
-        self._sums[close] += counted[~are_apart]
+        np.multiply.at(self._sums, close, ERROR_DISCOUNT)  # a device may be in `rows` twice
+        np.add.at(self._sums, close, counted[~are_apart])
 
     def _errors(self, rows: Ints) -> Floats:
-        """Return E of each mix on some devices, shape (K, 5), as long as both are close."""
-        own = self._sums[rows]
+        """Return E of each mix on some devices, shape (5, K), as long as both are close."""
+        weight, *own = self._sums[rows].T
         fleet = FLEET_WEIGHT * self._fleet_errors(_CLOSE)
-        errors: Floats = (own[:, 1:] + fleet) / (own[:, :1] + FLEET_WEIGHT)
+        errors: Floats = (np.stack(own) + fleet[:, None]) / (weight + FLEET_WEIGHT)
         return errors
 
     def _fleet_errors(self, kind: int) -> Floats:
@@ -179,21 +179,24 @@ class MixtureEstimator:
 
 
 def _mixes(of_phases_s: Floats, last_s: Floats) -> Floats:
-    """Return ln tau_v of each mix, shape (K, 5), given both predictions, seconds, shape (K,)."""
-    of_phases, last = np.log(of_phases_s)[:, None], np.log(last_s)[:, None]
-    mixes: Floats = of_phases + SHARES * (last - of_phases)
+    """Return ln tau_v of each mix, shape (5, K), given both predictions, seconds, shape (K,)."""
+    of_phases = np.log(of_phases_s)
+    mixes: Floats = of_phases + SHARES[:, None] * (np.log(last_s) - of_phases)
     return mixes
 
 
 def _are_apart(mixes: Floats, errors: Floats) -> Bools:
-    """Tell for each device whether both predictors are apart, shape (K,), given E (K, 5)."""
-    between: Floats = np.abs(mixes[:, -1] - mixes[:, 0])
-    return between > np.maximum(APART * errors[:, 0], LEAST_APART)
+    """Tell for each device whether both predictors are apart, shape (K,), given E (5, K)."""
+    between: Floats = np.abs(mixes[-1] - mixes[0])
+    are_apart: Bools = between > np.maximum(APART * errors[0], LEAST_APART)
+    return are_apart
 
 
 def _weighted(mixes: Floats, errors: Floats) -> Floats:
-    """Return ln tau_hat, shape (K,), given ln tau_v and E of each mix, (K, 5)."""
+    """Return ln tau_hat, shape (K,), given ln tau_v and E of each mix, (5, K)."""
     smoothed = errors + LEAST_ERROR
-    weights = (smoothed.min(axis=1, initial=np.inf, keepdims=True) / smoothed) ** SHARPNESS
-    log_s: Floats = (weights * mixes).sum(axis=1) / weights.sum(axis=1)
+    weights = smoothed.min(axis=0) / smoothed
+    for _ in range(SHARPNESS_LOG2):
+        weights *= weights
+    log_s: Floats = (weights * mixes).sum(axis=0) / weights.sum(axis=0)
     return log_s
