@@ -25,8 +25,8 @@ FLEET_WEIGHT = 20.0
 FLEET_MEMORY = 1000.0
 """Largest weight of the errors of all devices so far, in exchanges: older ones are forgotten."""
 
-SHARPNESS_LOG2 = 5
-"""Logarithm of p: a mix with an error that is 2 % larger has half the weight."""
+SHARPNESS = 40.0
+"""p: a mix with an error that is 2 % larger has half the weight."""
 
 LARGEST_ERROR = 1.0
 """Limit of an error, in logarithms: a hole in the coverage does not decide."""
@@ -51,7 +51,7 @@ class MixtureEstimator:
         ln tau_v = (1 - v) ln phases + v ln last,   v = 0, 1/4, .., 1
         e_v,i = min(|ln(tau_i / tau_v)|, 1)
         E_v = (sum_i g_i e_v,i + F e_v) / (sum_i g_i + F),   g_i = 0.95^(k - i),  F = 20
-        w = sum_v v E_v^-p / sum_v E_v^-p,   p = 32,   tau_hat = tau_w
+        w = sum_v v E_v^-p / sum_v E_v^-p,   p = 40,   tau_hat = tau_w
 
     over the exchanges i = 1..k of a device, with e_v the mean over those of all devices. While
     both predictors are apart (`APART`), other sums count: those of the exchanges in which they were
@@ -195,8 +195,6 @@ def _are_apart(mixes: Floats, errors: Floats) -> Bools:
 def _weighted(mixes: Floats, errors: Floats) -> Floats:
     """Return ln tau_hat, shape (K,), given ln tau_v and E of each mix, (5, K)."""
     smoothed = errors + LEAST_ERROR
-    weights = smoothed.min(axis=0) / smoothed
-    for _ in range(SHARPNESS_LOG2):
-        weights *= weights
+    weights = (smoothed.min(axis=0) / smoothed) ** SHARPNESS
     log_s: Floats = (weights * mixes).sum(axis=0) / weights.sum(axis=0)
     return log_s
