@@ -1,6 +1,5 @@
 """Rows as tables, and documents that hold them."""
 
-
 from benchmarks._fidelity.catalogue import GROUPS
 from benchmarks._fidelity.rows import Row
 from benchmarks._fidelity.table import (
