@@ -266,8 +266,8 @@ def families_table(replayed: Sequence[Replayed]) -> str:
         "",
         f"| links, devices per round | tuned on | on the wire | {LAST} | {MEAN} | `ridge` | "
         f"`{PHASES}` | `{MIXTURE}` | `{KNOWN}` | {PHASES} / {KNOWN} | {MIXTURE} / better of "
-        f"{LAST} and {PHASES}: of the medians, by seed | in 80 % intervals of `{MIXTURE}`, `{PHASES}`, `ridge` | upper over "
-        "lower end |",
+        f"{LAST} and {PHASES}: of the medians, by seed | in 80 % intervals of `{MIXTURE}`, "
+        f"`{PHASES}`, `ridge` | upper over lower end |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in replayed:
