@@ -186,7 +186,7 @@ def _mixes(of_phases_s: Floats, last_s: Floats) -> Floats:
 
 
 def _are_apart(mixes: Floats, errors: Floats) -> Bools:
-    """Tell for each device whether both predictors are apart, shape (K,), given E (5, K)."""
+    """Return whether the predictors of each device are apart, shape (K,), given E (5, K)."""
     between: Floats = np.abs(mixes[-1] - mixes[0])
     are_apart: Bools = between > np.maximum(APART * errors[0], LEAST_APART)
     return are_apart
