@@ -43,7 +43,7 @@ class Family:
 
     title: str
     is_tuned: bool
-    """Estimators were tuned on it."""
+    """Estimators were tuned on it, or parameters of one compared on it."""
     link: str
     """Shipped link: its delay and, without `file`, its rates."""
     files: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "nyc": Family(
         "3G and LTE in taxi, bus and subway, New York",
-        False,
+        True,
         "lte-driving",
         ("nyc_lte_2019_1s.csv.xz", "nyc_cellular_2018_1s.csv.xz"),
         names=r"taxi|bus|^downlink.*subway",
@@ -82,7 +82,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ireland-5g": Family(
         "5G and LTE in cars, Ireland",
-        False,
+        True,
         "5g-driving",
         ("5g_ireland_2020.csv.xz",),
         column="dl_mbps",
@@ -107,7 +107,20 @@ FAMILIES: Mapping[str, Family] = {
         )
     },
     "starlink": Family(
-        "Starlink on a car, Germany, as the shipped link", False, "starlink-driving", is_fast=True
+        "Starlink on a car, Germany, as the shipped link", True, "starlink-driving", is_fast=True
+    ),
+    "fixed-us": Family(
+        "fixed broadband below 6 Mbit/s, US",
+        False,
+        "fixed-broadband",
+        ("fcc_fixed_broadband.csv.xz",),
+        names="^trace_",
+    ),
+    "video-us": Family(
+        "connections of viewers of Puffer, US",
+        False,
+        "fixed-broadband",
+        ("puffer_2022_subset.csv.xz",),
     ),
 }
 
@@ -253,8 +266,8 @@ def families_table(replayed: Sequence[Replayed]) -> str:
         "",
         f"| links, devices per round | tuned on | on the wire | {LAST} | {MEAN} | `ridge` | "
         f"`{PHASES}` | `{MIXTURE}` | `{KNOWN}` | {PHASES} / {KNOWN} | {MIXTURE} / better of "
-        f"{LAST} and {PHASES} | in 80 % intervals of `{MIXTURE}`, `{PHASES}`, `ridge` | upper over "
-        "lower end |",
+        f"{LAST} and {PHASES}: of the medians, by seed | in 80 % intervals of `{MIXTURE}`, "
+        f"`{PHASES}`, `ridge` | upper over lower end |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in replayed:
@@ -266,8 +279,11 @@ def families_table(replayed: Sequence[Replayed]) -> str:
             [statistics.mean(of[name]) for name in (MIXTURE, PHASES, "ridge") if name in of]
             for of in (one.coverage, one.interval)
         )
-        better = min(medians[LAST], medians[PHASES])
-        cells += [f"{statistics.median(one.ratios):.2f}", f"{medians[MIXTURE] / better:.2f}"]
+        better = min((LAST, PHASES), key=medians.__getitem__)
+        pairs = zip(one.errors[MIXTURE], one.errors[better], strict=True)
+        by_seed = statistics.median(mixture / other for mixture, other in pairs)
+        of_medians = medians[MIXTURE] / medians[better]
+        cells += [f"{statistics.median(one.ratios):.2f}", f"{of_medians:.2f}, {by_seed:.2f}"]
         cells.append(", ".join(map(percent, inside)) or MISSING)
         cells.append(", ".join(f"{ratio:.2f}" for ratio in ends) or MISSING)
         wire = f"{100 * one.wire_median:.0f} %"

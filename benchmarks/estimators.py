@@ -33,7 +33,7 @@ import msgspec
 
 from benchmarks._estimators_families import FAMILIES, families_table, replay_families
 from benchmarks._estimators_replayed import replay, table
-from benchmarks._fidelity.table import placed
+from benchmarks._pages import page, require_place, write_place
 from experiments.oracle.errors import KNOWN, errors_of_run
 from experiments.replay_fidelity.live import LiveRunError, play_live
 from fairbed.coordinator.algorithms.estimation.prequential import Errors
@@ -117,7 +117,14 @@ def main(arguments: list[str]) -> int:
     )
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     add("--json", action="store_true")
-    add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
+    add(
+        "--write",
+        nargs="+",
+        type=page,
+        default=[],
+        metavar="FILE",
+        help="documents to write the table into",
+    )
     options = parser.parse_args(arguments)
     names = options.only.split(",")
     if unknown := [name for name in names if name not in FLEETS]:
@@ -132,6 +139,8 @@ def main(arguments: list[str]) -> int:
             f"--families: must be tuned, held-out, all or some of {', '.join(FAMILIES)}, got "
             f"{unknown[0]}"
         )
+    place = FAMILIES_TABLE if families else TABLE if options.replay is None else REPLAYED_TABLE
+    require_place(options.write, place)
     settings = options.settings
     if options.rounds is not None:
         settings = [*settings, f"rounds={options.rounds}"]
@@ -147,7 +156,7 @@ def main(arguments: list[str]) -> int:
             raise SystemExit(str(exc)) from exc
     print(msgspec.json.encode(found).decode() if options.json else plain(found))
     for path in options.write:
-        write(Path(path), found)
+        write(path, found)
     return 0
 
 
@@ -167,7 +176,7 @@ def _replay(
     text = "\n\n".join(table(one, KNOWN_FACTOR) for one in found)
     print(msgspec.json.encode(found).decode() if options.json else text)
     for path in options.write:
-        _write(Path(path), REPLAYED_TABLE, text)
+        write_place(path, REPLAYED_TABLE, text)
     return 0
 
 
@@ -191,7 +200,7 @@ def _replay_families(
     text = families_table(found)
     print(msgspec.json.encode(found).decode() if options.json else text)
     for path in options.write:
-        _write(Path(path), FAMILIES_TABLE, text)
+        write_place(path, FAMILIES_TABLE, text)
     return 0
 
 
@@ -359,12 +368,4 @@ def write(path: Path, found: Sequence[Measured]) -> None:
     Raises:
         SystemExit: The document has no place for them.
     """
-    _write(path, TABLE, f"{_origin(found[0].backend)}\n\n{markdown(found)}")
-
-
-def _write(path: Path, place: str, text: str) -> None:
-    try:
-        document = placed(path.read_text(encoding="utf-8"), place, text)
-    except ValueError as exc:
-        raise SystemExit(f"{path}: {exc}") from exc
-    path.write_text(document, encoding="utf-8")
+    write_place(path, TABLE, f"{_origin(found[0].backend)}\n\n{markdown(found)}")

@@ -26,6 +26,7 @@ from benchmarks._fidelity import table
 from benchmarks._fidelity.catalogue import GROUPS, measure, problem
 from benchmarks._fidelity.measure import Plan
 from benchmarks._fidelity.rows import QuantitySpec, Row, unknown
+from benchmarks._pages import page, placed
 from fairbed.testbed.backends.choice import BACKENDS, BackendName
 
 REPEATS, QUICK_REPEATS = 3, 1
@@ -46,7 +47,14 @@ def main(arguments: list[str]) -> int:
     add("--attempts", type=int, help="greatest number of windows of each (default four per repeat)")
     add("--quick", action="store_true", help="few quantities, short windows: for tests")
     add("--json", action="store_true")
-    add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
+    add(
+        "--write",
+        nargs="+",
+        type=page,
+        default=[],
+        metavar="FILE",
+        help="documents to write the table into",
+    )
     add(
         "--from",
         dest="sources",
@@ -80,7 +88,7 @@ def main(arguments: list[str]) -> int:
     rows = table.arranged(rows, BACKENDS)
     print(msgspec.json.encode(rows).decode() if options.json else table.plain(rows))
     for path in options.write:
-        _write(Path(path), rows, measured_at)
+        _write(path, rows, measured_at)
     return 0
 
 
@@ -104,7 +112,7 @@ def _write(path: Path, rows: list[Row], measured_at: float) -> None:
         sys.stderr.write(f"{path}: must have a place for the table, got none; see accuracy.md\n")
     for name in found:
         text = f"{_origin(measured_at)}\n\n{tables[name](rows)}"
-        document = table.placed(document, name, text)
+        document = placed(document, name, text)
     path.write_text(document, encoding="utf-8")
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks._fidelity.table import placed
+from benchmarks._pages import page, require_place, write_place
 from fairbed.profiles.fitting import Direction, fit_direction, runs
 from fairbed.profiles.quantities import Floats, Varying
 from fairbed.profiles.schema import Link
@@ -114,10 +114,11 @@ def main(arguments: list[str]) -> int:
     add("--only", nargs="+", choices=SETS, default=list(SETS), metavar="NAME")
     add("--draws", type=int, default=200, help="drawn drives for each recorded one")
     add("--json", action="store_true")
-    add("--write", nargs="+", type=Path, default=[], metavar="FILE")
+    add("--write", nargs="+", type=page, default=[], metavar="FILE")
     options = parser.parse_args(arguments)
     if options.draws < 20:
         parser.error(f"--draws: must be at least 20 for a band, got {options.draws}")
+    require_place(options.write, MARK)
     folder = os.environ.get("FAIRBED_DATA")
     if folder is None:
         print("link-processes: needs the published drives; set FAIRBED_DATA", file=sys.stderr)
@@ -134,7 +135,7 @@ def main(arguments: list[str]) -> int:
         print(markdown(rows, held))
     for path in options.write:
         text = f"`fairbed bench link-processes`:\n\n{markdown(rows, held)}"
-        path.write_text(placed(path.read_text(encoding="utf-8"), MARK, text), encoding="utf-8")
+        write_place(path, MARK, text)
     return 0 if all(row.ok is not False for row in rows) else 1
 
 

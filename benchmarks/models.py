@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks._meter import MEGABYTE
+from benchmarks._pages import page
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.host.speed import cpu_model
 from fairbed.testbed.progress import tracked
@@ -92,7 +93,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--write", type=page, metavar="PAGE")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     chosen = _chosen(options.networks, is_small=options.small)

@@ -36,8 +36,8 @@ import msgspec
 
 from benchmarks import _link_cliffs, _tcp_sweep
 from benchmarks._fidelity.host_contention import HostContention, children, watch
-from benchmarks._fidelity.table import placed
 from benchmarks._link_transfers import Transfers, markdown_table, measure, plain_table
+from benchmarks._pages import page, require_place, write_place
 from fairbed.profiles import LinkQueue
 from fairbed.testbed.backends.network.network import open_network
 from fairbed.testbed.emulation.conditions import Shape
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
         metavar="FILE",
         help="rows of earlier measurements (--json), compared with the model as it is now",
     )
-    add("--write", nargs="+", type=Path, default=[], metavar="FILE")
+    add("--write", nargs="+", type=page, default=[], metavar="FILE")
     add("--cliffs", action="store_true", help="links that change during a transfer")
     add("--sweep", type=int, metavar="N", help="check N transfers of the model alone")
     add("--seed", type=int, default=1, help="of the sweep")
@@ -156,6 +156,7 @@ def main(arguments: list[str]) -> int:
             parser.error(f"--{name}: must be at least 1, got {getattr(options, name)}")
     if options.sweep is not None:
         return _swept(options)
+    require_place(options.write, CLIFFS_MARK if options.cliffs else MARK)
     if options.cliffs:
         return _cliffs(options)
     if options.sources:
@@ -179,8 +180,7 @@ def main(arguments: list[str]) -> int:
     rows.sort(key=lambda row: (msgspec.structs.astuple(row.cell), row.direction))
     print(msgspec.json.encode(rows).decode() if options.json else plain(rows))
     for path in options.write:
-        document = path.read_text(encoding="utf-8")
-        path.write_text(placed(document, MARK, markdown(rows)), encoding="utf-8")
+        write_place(path, MARK, markdown(rows))
     return 0
 
 
@@ -206,9 +206,7 @@ def _cliffs(options: argparse.Namespace) -> int:
         rows = _link_cliffs.measured(_link_cliffs.CLIFFS, options.transfers)
     print(msgspec.json.encode(rows).decode() if options.json else _link_cliffs.plain(rows))
     for path in options.write:
-        document = path.read_text(encoding="utf-8")
-        text = _link_cliffs.markdown(rows)
-        path.write_text(placed(document, CLIFFS_MARK, text), encoding="utf-8")
+        write_place(path, CLIFFS_MARK, _link_cliffs.markdown(rows))
     return 0
 
 

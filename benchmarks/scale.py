@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks._pages import page
 from benchmarks._scale import live, replays, tables
 from benchmarks._scale.curve import Curve
 
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--core-price", type=float, default=0.0)
     parser.add_argument("--gb-price", type=float, default=0.0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--write", type=page, metavar="PAGE")
     options = parser.parse_args(arguments)
     if unknown := [part for part in options.part if part not in PARTS]:
         parser.error(f"--part: must be some of {', '.join(PARTS)}, got {unknown[0]!r}")

@@ -128,20 +128,6 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def placed(document: str, name: str, text: str) -> str:
-    """Return a document with the text between `<!-- name -->` and `<!-- end -->` replaced.
-
-    Raises:
-        ValueError: The document has no such place.
-    """
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = document.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"must have a place between {begin} and {end}, got none; add both lines")
-    return f"{before}{begin}\n{text}\n{end}{after}"
-
-
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""

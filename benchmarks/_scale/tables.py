@@ -87,7 +87,7 @@ def measure(devices: int, in_flight: int, per_round: int, rounds: int) -> Cost:
     gc.disable()  # a collection visits all devices, which would be in the time of any part
     bytes_per_device = (peak_rss_bytes(os.getpid()) - empty_bytes) / devices
     beta = PART_OF_FAIR_SHARE * per_round / devices
-    selection = SelectionConfig(policy="rbcs-f", per_round=per_round, beta=beta)
+    selection = SelectionConfig(policy="rbcs-f", estimator="ridge", per_round=per_round, beta=beta)
     settings = Experiment(name="bench", selection=selection, round=RoundConfig(deadline_s=1e6))
     decisions = make_decisions(settings.coordinator())
     bits = MODEL_BITS, MODEL_BITS

@@ -24,6 +24,19 @@ def grown(column: NDArray[Scalar], n: int) -> NDArray[Scalar]:
     return np.concatenate([column, added])
 
 
+def entries(column: NDArray[Scalar], rows: Ints | None, n: int) -> NDArray[Scalar]:
+    """Return the entries of `rows`, or of the first `n` rows; those beyond the column are zero.
+
+    Args:
+        column: One row per device, shape (N, ...).
+        rows: Rows of devices, shape (n,); None is the first `n`.
+        n: Number of entries returned.
+    """
+    if rows is None:
+        return grown(column, n)[:n]
+    return grown(column, int(rows.max(initial=-1)) + 1)[rows]
+
+
 class RowIndex:
     """Maps device rows to places in a compact array, for the rows that were ever observed.
 
@@ -49,6 +62,12 @@ class RowIndex:
             return slice(None), self.rows
         places = np.flatnonzero(self.rows < n)
         return places, self.rows[places]
+
+    def among(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return places of those of `rows` that have one, and where these are in `rows`."""
+        place = entries(self._place, rows, len(rows))
+        at = np.flatnonzero(place)
+        return place[at] - 1, at
 
     def of(self, rows: Ints) -> Ints:
         """Return the places of `rows`, which is not empty, same shape; a new row gets a place."""

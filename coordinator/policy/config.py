@@ -631,7 +631,7 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Guaranteed long-run selection rate of every device (rbcs-f)."""
     V: NonNegativeFloat = 20.0
     """Weight of time against fairness (rbcs-f), 1/s."""
-    estimator: Annotated[str, Meta(examples=list(ESTIMATORS))] = "ridge"
+    estimator: Annotated[str, Meta(examples=list(ESTIMATORS))] = "mixture"
     """Predicts exchange times: by one regression of the whole time, as in the paper (ridge), by one
     regression per phase (phases), or by the latter and the last exchange, weighted by their recent
     errors (mixture)."""

@@ -99,19 +99,20 @@ def test_fleets_on_families_of_links_are_replayed_in_both_settings(
 ) -> None:
     traces = tmp_path / "traces"
     traces.mkdir()
-    rows = "".join(f"car-{n},{t},{1 + (n + t) % 3}\n" for n in range(3) for t in range(120))
-    with lzma.open(traces / "norway_hsdpa_3g.csv.xz", "wt") as packed:
-        packed.write(f"trace,t_s,mbps\n{rows}short,0,1\n")
+    rows = "".join(f"trace_{n},{t},{1 + (n + t) % 3}\n" for n in range(3) for t in range(120))
+    for name in ("norway_hsdpa_3g", "fcc_fixed_broadband"):
+        with lzma.open(traces / f"{name}.csv.xz", "wt") as packed:
+            packed.write(f"trace,t_s,mbps\n{rows}short,0,1\n")
     monkeypatch.setenv("FAIRBED_DATA", str(tmp_path))
-    asked = ["--families", "norway-3g,starlink", "--replay", "1", "--set", "rounds=6"]
+    asked = ["--families", "norway-3g,fixed-us", "--replay", "1", "--set", "rounds=6"]
     assert estimators.main(asked) == 0
     lines = capsys.readouterr().out.splitlines()
     rows_of = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
     assert list(rows_of)[1:] == [
-        *("norway-3g, 8 of 8", "norway-3g, 3 of 9", "starlink, 8 of 8", "starlink, 3 of 9")
+        *("norway-3g, 8 of 8", "norway-3g, 3 of 9", "fixed-us, 8 of 8", "fixed-us, 3 of 9")
     ]
     assert "| yes |" in rows_of["norway-3g, 8 of 8"]
-    assert "| no |" in rows_of["starlink, 3 of 9"]
+    assert "| no |" in rows_of["fixed-us, 3 of 9"]
 
 
 def test_a_recording_without_an_uplink_gets_that_of_another_at_a_quarter(tmp_path: Path) -> None:

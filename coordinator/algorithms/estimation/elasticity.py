@@ -86,14 +86,18 @@ class Elasticities:
         self._totals: Floats = _contribution(self._sums)
         """Contribution of all devices, kept so that the cost of a fit does not grow with them."""
 
-    def predict(self, c: Floats, rate_change: Floats | None = None) -> tuple[Floats, Floats]:
+    def predict(
+        self, c: Floats, rate_change: Floats | None = None, of: Ints | None = None
+    ) -> tuple[Floats, Floats]:
         """Return y_hat and width for one c per device, each of shape (N,).
 
         Args:
             c: Shape (N,).
             rate_change: q, shape (N,); None is 0 for all.
+            of: Rows of the devices, shape (N,); None is the first N.
         """
-        (places, rows), fit = self._places.known(len(c)), _fit(self._totals)
+        known = self._places.known(len(c)) if of is None else self._places.among(of)
+        (places, rows), fit = known, _fit(self._totals)
         sums = self._sums[places]
         k, weight, x_sum, q_sum, z_sum = sums[:, : _Z + 1].T
         b, d = _device_slopes(sums, self._totals)

@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.columns import entries, grown
 from fairbed.coordinator.algorithms.estimation.base import Measured, Prediction
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 
-ERROR_DISCOUNT = 0.9
+SHARES: Floats = np.linspace(0.0, 1.0, 5)
+"""Shares v of the last exchange in the mixes that are compared, ascending from `phases` alone."""
+
+ERROR_DISCOUNT = 0.95
 """Factor on the weight of an error at each later one of the same device."""
 
-FLEET_WEIGHT = 10.0
+FLEET_WEIGHT = 20.0
 """Weight of the errors of all devices in those of a device, in exchanges."""
 
-SHARPNESS = 4.0
-"""How fast the weight follows the ratio of the errors: with one that is a fifth larger it falls
-from a half to a third."""
+FLEET_MEMORY = 1000.0
+"""Largest weight of the errors of all devices so far, in exchanges: older ones are forgotten."""
+
+SHARPNESS = 40.0
+"""p: a mix with an error that is 2 % larger has half the weight."""
 
 LARGEST_ERROR = 1.0
 """Limit of an error, in logarithms: a hole in the coverage does not decide."""
@@ -29,38 +34,36 @@ LARGEST_ERROR = 1.0
 LEAST_ERROR = 1e-3
 """Added to all errors: those of a constant link differ by chance."""
 
-SURPRISE = 4.0
-"""An error above so many times the usual error of the device, and above `LEAST_SURPRISE`, is a
-surprise."""
+APART, LEAST_APART = 2.0, 0.2
+"""Both predictors are apart if the logarithm of their ratio is above so many times the usual error
+of `phases` on the device, and above a fifth."""
 
-LEAST_SURPRISE = 0.3
-"""In logarithms: a third longer or shorter."""
+APART_PRIOR = 2.0, 0.5, 0.25
+"""Exchanges, and errors of both predictors while they are apart, before any was seen: a device
+whose times hardly varied has another link now, and the next time is that of the last exchange."""
 
-SURPRISE_PRIOR = 2.0, 0.5, 0.25
-"""Exchanges, and errors of both predictors after a surprise, before any was seen: a device whose
-times hardly varied has another link now, and the next time is that of the last exchange."""
-
-_ORDINARY, _SURPRISED = 0, 1
+_CLOSE, _APART = 0, 1
 
 
 class MixtureEstimator:
     """Combines `phases` and the last exchange time of each device by their recent errors.
 
-        ln tau_hat = (1 - w) ln phases + w ln last
-        w = E_phases^p / (E_phases^p + E_last^p),   p = 4
-        E = (sum_i g_i e_i + F e) / (sum_i g_i + F),   g_i = 0.9^(k - i),  F = 10
+        ln tau_v = (1 - v) ln phases + v ln last,   v = 0, 1/4, .., 1
+        e_v,i = min(|ln(tau_i / tau_v)|, 1)
+        E_v = (sum_i g_i e_v,i + F e_v) / (sum_i g_i + F),   g_i = 0.95^(k - i),  F = 20
+        w = sum_v v E_v^-p / sum_v E_v^-p,   p = 40,   tau_hat = tau_w
 
-    with e_i the sizes of the errors ln(tau_i / predicted) of a predictor on the device, at most 1,
-    and e their mean over all devices. After a surprise, an exchange whose time was far from the
-    prediction (`SURPRISE`), other sums count: those of the exchanges after surprises, of all
-    devices, with a prior that trusts the last exchange. So a change of the link is followed at
-    once, and outliers that pass soon are no reason to, once they have been seen.
+    over the exchanges i = 1..k of a device, with e_v the mean over those of all devices. While
+    both predictors are apart (`APART`), other sums count: those of the exchanges in which they were
+    apart, of all devices, with a prior that trusts the last exchange. So a change of the link is
+    followed at once and until `phases` has learned it; and outliers that pass soon are no reason
+    to, once they have been seen.
 
     Width and the share of the transfers are those of `phases`.
 
     Source:
         Own; weights by the inverse of recent errors are those of Bates and Granger, Oper. Res. Q.
-        1969.
+        1969, here of both predictors and of mixes of them.
     """
 
     def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
@@ -73,13 +76,13 @@ class MixtureEstimator:
         self._last_s: Floats = np.zeros(0)
         """Time of the last exchange of each device, seconds, shape (N,); 0 before the first, and
         after one that did not end."""
-        self._is_surprised: Bools = np.zeros(0, dtype=np.bool_)
-        """The last exchange was a surprise, shape (N,)."""
-        self._sums: Floats = np.zeros((0, 3))
-        """Weight, and weighted errors of `phases` and of the last value, shape (N, 3)."""
-        n, of_phases, of_last = SURPRISE_PRIOR
-        self._fleet: Floats = np.array([[0.0, 0.0, 0.0], [n, n * of_phases, n * of_last]])
-        """The same of all devices, without discount; after ordinary exchanges and surprises."""
+        self._sums: Floats = np.zeros((0, 1 + len(SHARES)))
+        """Weight, and weighted errors of each mix, of each device, shape (N, 6)."""
+        count, of_phases, of_last = APART_PRIOR
+        prior = count * ((1.0 - SHARES) * of_phases + SHARES * of_last)
+        self._fleet: Floats = np.zeros((2, 1 + len(SHARES)))
+        """The same of all devices, shape (2, 6): of predictors that were close, and apart."""
+        self._fleet[_APART] = count, *prior
 
     def predict(self, context: Floats) -> Prediction:
         """Predict for one context per device, shape (N, 4).
@@ -88,10 +91,15 @@ class MixtureEstimator:
             ValueError: The shape is wrong.
         """
         made = self._phases.predict(context)
-        tau_hat_s = self._mixed(made.tau_hat_s)
-        scale = np.divide(
-            tau_hat_s, made.tau_hat_s, out=np.ones(len(context)), where=made.tau_hat_s > 0.0
-        )
+        of_phases_s = made.tau_hat_s
+        last_s = entries(self._last_s, None, len(context))
+        rows = np.flatnonzero((last_s > 0.0) & (of_phases_s > 0.0))
+        tau_hat_s, scale = of_phases_s.copy(), np.ones(len(context))
+        mixes = _mixes(of_phases_s[rows], last_s[rows])
+        errors = self._errors(rows)
+        errors[:, _are_apart(mixes, errors)] = self._fleet_errors(_APART)[:, None]
+        tau_hat_s[rows] = np.exp(_weighted(mixes, errors))
+        scale[rows] = tau_hat_s[rows] / of_phases_s[rows]
         return Prediction(
             tau_hat_s=tau_hat_s,
             width_s=made.width_s,
@@ -107,61 +115,46 @@ class MixtureEstimator:
         Raises:
             ValueError: As `PhaseEstimator.observe`. Nothing is learned then.
         """
-        n = int(rows.max()) + 1 if rows.size else 0
-        whole = np.zeros((max(n, len(self._last_s)), context.shape[1]))
-        whole[rows] = context
-        predicted_s = self._phases.predict(whole).tau_hat_s
+        of_phases_s = self._phases.predict_of(rows, context).tau_hat_s
         self._phases.observe(rows, context, measured)
-        self._last_s = grown(self._last_s, n)
-        self._is_surprised, self._sums = grown(self._is_surprised, n), grown(self._sums, n)
-        mixed_s = self._mixed(predicted_s)
-        tau_s = measured.tau_s
-        is_whole: Bools = tau_s > 0.0
+        if rows.size == 0:
+            return
+        n = int(rows.max()) + 1
+        self._last_s, self._sums = grown(self._last_s, n), grown(self._sums, n)
+        tau_s, last_s = measured.tau_s, self._last_s[rows]
+        has_ended: Bools = tau_s > 0.0
         if measured.is_bound is not None:
-            is_whole = is_whole & ~measured.is_bound
-        known = is_whole & (predicted_s[rows] > 0.0) & (self._last_s[rows] > 0.0)
-        usual = self._errors(_ORDINARY)[0]
-        fleet = self._fleet.copy()
-        for row, own_s in zip(rows[known].tolist(), tau_s[known].tolist(), strict=True):
-            log = np.log(own_s)
-            errors = np.abs(log - np.log([predicted_s[row], self._last_s[row]]))
-            counted = np.array([1.0, *np.minimum(errors, LARGEST_ERROR)])
-            if self._is_surprised[row]:
-                fleet[_SURPRISED] += counted
-            else:
-                fleet[_ORDINARY] += counted
-            error = abs(log - np.log(mixed_s[row]))
-            is_surprise = error > max(SURPRISE * float(usual[row]), LEAST_SURPRISE)
-            if not is_surprise:
-                self._sums[row] *= ERROR_DISCOUNT
-                self._sums[row] += counted
-            self._is_surprised[row] = is_surprise
-        self._fleet = fleet
-        self._last_s[rows] = np.where(is_whole, tau_s, 0.0)
+            has_ended = has_ended & ~measured.is_bound
+        known = np.flatnonzero(has_ended & (of_phases_s > 0.0) & (last_s > 0.0))
+        if known.size:
+            mixes = _mixes(of_phases_s[known], last_s[known])
+            self._learn(rows[known], mixes, np.log(tau_s[known]))
+        self._last_s[rows] = np.where(has_ended, tau_s, 0.0)
 
-    def _errors(self, kind: int) -> Floats:
-        """Return E of `phases` and of the last value, shape (2, N)."""
-        count, *of_fleet = self._fleet[kind].tolist()
-        fleet = np.array(of_fleet) / count if count else np.ones(2)
-        if kind == _SURPRISED:
-            constant: Floats = np.repeat(fleet[:, None], len(self._sums), axis=1)
-            return constant
-        weight = self._sums[:, 0] + FLEET_WEIGHT
-        errors: Floats = (self._sums[:, 1:].T + FLEET_WEIGHT * fleet[:, None]) / weight
+    def _learn(self, rows: Ints, mixes: Floats, log_s: Floats) -> None:
+        """Count the errors of each mix, given ln tau_v (5, K) and ln tau (K,)."""
+        sizes = np.minimum(np.abs(log_s - mixes), LARGEST_ERROR)
+        counted = np.concatenate([np.ones((1, len(rows))), sizes]).T
+        are_apart = _are_apart(mixes, self._errors(rows))
+        for kind, chosen in ((_CLOSE, ~are_apart), (_APART, are_apart)):
+            added = self._fleet[kind] + counted[chosen].sum(axis=0)
+            self._fleet[kind] = added * min(1.0, FLEET_MEMORY / max(float(added[0]), 1.0))
+        close = rows[~are_apart]
+        np.multiply.at(self._sums, close, ERROR_DISCOUNT)  # a device may be in `rows` twice
+        np.add.at(self._sums, close, counted[~are_apart])
+
+    def _errors(self, rows: Ints) -> Floats:
+        """Return E of each mix on some devices, shape (5, K), as long as both are close."""
+        weight, *own = self._sums[rows].T
+        fleet = FLEET_WEIGHT * self._fleet_errors(_CLOSE)
+        errors: Floats = (np.stack(own) + fleet[:, None]) / (weight + FLEET_WEIGHT)
         return errors
 
-    def _mixed(self, predicted_s: Floats) -> Floats:
-        """Return tau_hat of each device, shape (N,), given that of `phases`."""
-        n = len(predicted_s)
-        mixed: Floats = predicted_s.copy()
-        rows = np.flatnonzero(grown(self._last_s, n)[:n] > 0.0)
-        rows = rows[predicted_s[rows] > 0.0]
-        kinds = np.stack([self._errors(_ORDINARY), self._errors(_SURPRISED)])[:, :, rows]
-        errors = np.where(self._is_surprised[rows], kinds[_SURPRISED], kinds[_ORDINARY])
-        odds = ((errors[1] + LEAST_ERROR) / (errors[0] + LEAST_ERROR)) ** SHARPNESS
-        w = 1.0 / (1.0 + odds)
-        mixed[rows] = np.exp((1.0 - w) * np.log(predicted_s[rows]) + w * np.log(self._last_s[rows]))
-        return mixed
+    def _fleet_errors(self, kind: int) -> Floats:
+        """Return the mean error of each mix on all devices, shape (5,); 1 before the first."""
+        count = float(self._fleet[kind, 0])
+        mean: Floats = self._fleet[kind, 1:] / count if count else np.ones(len(SHARES))
+        return mean
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists."""
@@ -170,7 +163,6 @@ class MixtureEstimator:
             "phases": self._phases.to_state(),
             "rows": rows.tolist(),
             "last_s": self._last_s[rows].tolist(),
-            "is_surprised": self._is_surprised[rows].tolist(),
             "sums": self._sums[rows].tolist(),
             "fleet": self._fleet.tolist(),
         }
@@ -179,11 +171,30 @@ class MixtureEstimator:
         """Restore a state that `to_state` returned, of an estimator with the same prior."""
         self._phases.load_state(state["phases"])
         rows = np.array(state["rows"], dtype=np.int64)
-        n = int(rows.max()) + 1 if rows.size else 0
-        self._last_s, self._is_surprised = np.zeros(n), np.zeros(n, dtype=np.bool_)
-        self._sums = np.zeros((n, 3))
+        n = int(rows.max(initial=-1)) + 1
+        self._last_s, self._sums = np.zeros(n), np.zeros((n, 1 + len(SHARES)))
         self._fleet = np.array(state["fleet"], dtype=np.float64)
-        if rows.size:
-            self._last_s[rows] = state["last_s"]
-            self._is_surprised[rows] = state["is_surprised"]
-            self._sums[rows] = state["sums"]
+        self._last_s[rows] = state["last_s"]
+        self._sums[rows] = np.array(state["sums"]).reshape(len(rows), 1 + len(SHARES))
+
+
+def _mixes(of_phases_s: Floats, last_s: Floats) -> Floats:
+    """Return ln tau_v of each mix, shape (5, K), given both predictions, seconds, shape (K,)."""
+    of_phases = np.log(of_phases_s)
+    mixes: Floats = of_phases + SHARES[:, None] * (np.log(last_s) - of_phases)
+    return mixes
+
+
+def _are_apart(mixes: Floats, errors: Floats) -> Bools:
+    """Return whether the predictors of each device are apart, shape (K,), given E (5, K)."""
+    between: Floats = np.abs(mixes[-1] - mixes[0])
+    are_apart: Bools = between > np.maximum(APART * errors[0], LEAST_APART)
+    return are_apart
+
+
+def _weighted(mixes: Floats, errors: Floats) -> Floats:
+    """Return ln tau_hat, shape (K,), given ln tau_v and E of each mix, (5, K)."""
+    smoothed = errors + LEAST_ERROR
+    weights = (smoothed.min(axis=0) / smoothed) ** SHARPNESS
+    log_s: Floats = (weights * mixes).sum(axis=0) / weights.sum(axis=0)
+    return log_s

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.columns import entries, grown
 from fairbed.coordinator.algorithms.estimation.base import (
     COLD,
     CONTEXT,
@@ -68,10 +68,14 @@ class Transfers:
         self._ratio: Floats = np.zeros(0)
         """r of each device, shape (N,); 0 before its first transfer."""
 
-    def predict(self, c: Floats) -> tuple[Floats, Floats]:
-        """Return y_hat and width for the nominal time of each device, each of shape (N,)."""
-        n = len(c)
-        return self._times.predict(c, _rate_change(grown(self._ratio, n)[:n]))
+    def predict(self, c: Floats, of: Ints | None = None) -> tuple[Floats, Floats]:
+        """Return y_hat and width for the nominal time of each device, each of shape (N,).
+
+        Args:
+            c: Nominal times, shape (N,).
+            of: Rows of the devices, shape (N,); None is the first N.
+        """
+        return self._times.predict(c, _rate_change(entries(self._ratio, of, len(c))), of)
 
     def observe(self, rows: Ints, c: Floats, y: Floats) -> None:
         """Learn from rows (K,), nominal times (K,) and measured times (K,), at most one per device.
@@ -142,10 +146,16 @@ class Proportions:
         self._sums: Floats = np.zeros((0, 2))
         """Sums of g and of g y / c of each device, shape (N, 2)."""
 
-    def predict(self, c: Floats) -> tuple[Floats, Floats]:
-        """Return y_hat and width for one c per device, each of shape (N,)."""
-        rows = np.flatnonzero(self._sums[: len(c), 0])
-        weight, ratios = self._sums[rows].T
+    def predict(self, c: Floats, of: Ints | None = None) -> tuple[Floats, Floats]:
+        """Return y_hat and width for one c per device, each of shape (N,).
+
+        Args:
+            c: Shape (N,).
+            of: Rows of the devices, shape (N,); None is the first N.
+        """
+        sums = entries(self._sums, of, len(c))
+        rows = np.flatnonzero(sums[:, 0])
+        weight, ratios = sums[rows].T
         y_hat, width = np.zeros(len(c)), np.abs(c) / math.sqrt(self._lambda)
         y_hat[rows] = ratios / weight * c[rows]
         width[rows] = np.abs(c[rows]) / np.sqrt(weight + self._lambda)
@@ -233,15 +243,24 @@ class PhaseEstimator:
         Raises:
             ValueError: The shape is wrong.
         """
+        return self.predict_of(None, context)
+
+    def predict_of(self, rows: Ints | None, context: Floats) -> Prediction:
+        """Predict for some devices: rows (K,), None for the first K, and their contexts (K, 4).
+
+        Raises:
+            ValueError: The shape of the contexts is wrong.
+        """
         require_contexts("phases", context)
         predicted = {
-            phase: model.predict(_input(phase, context)) for phase, model in self._models.items()
+            phase: model.predict(_input(phase, context), of=rows)
+            for phase, model in self._models.items()
         }
         times_s = [y_hat_s for y_hat_s, _ in predicted.values()]
         squares = [width_s**2 for _, width_s in predicted.values()]
         transfer_s: Floats = predicted["download"][0] + predicted["upload"][0]
         return Prediction(
-            tau_hat_s=reduce(np.add, times_s) + self._missing_s(times_s),
+            tau_hat_s=reduce(np.add, times_s) + self._missing_s(rows, times_s),
             width_s=np.sqrt(reduce(np.add, squares)),
             transfer_hat_s=np.maximum(transfer_s, 0.0),
         )
@@ -289,13 +308,15 @@ class PhaseEstimator:
         self._rest_s[rows] = np.where(is_unseen.any(axis=1), np.maximum(rest_s, 0.0), 0.0)
         self._is_unseen[rows] = is_unseen
 
-    def _missing_s(self, times_s: Sequence[Floats]) -> Floats:
+    def _missing_s(self, of: Ints | None, times_s: Sequence[Floats]) -> Floats:
         """Return how much the predicted phases, five of shape (N,), are below R, shape (N,)."""
         missing_s = np.zeros(len(times_s[0]))
-        rows = np.flatnonzero(self._rest_s[: len(missing_s)])
-        bounded_s = np.stack([of_phase_s[rows] for of_phase_s in times_s], axis=1)
+        rest_s = entries(self._rest_s, of, len(missing_s))
+        at = np.flatnonzero(rest_s)
+        rows = at if of is None else of[at]
+        bounded_s = np.stack([of_phase_s[at] for of_phase_s in times_s], axis=1)
         unseen_s = np.where(self._is_unseen[rows], bounded_s, 0.0).sum(axis=1)
-        missing_s[rows] = np.maximum(self._rest_s[rows] - unseen_s, 0.0)
+        missing_s[at] = np.maximum(rest_s[at] - unseen_s, 0.0)
         return missing_s
 
     def to_state(self) -> dict[str, Any]:

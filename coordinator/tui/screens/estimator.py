@@ -10,6 +10,7 @@ from textual.containers import Horizontal
 from textual.events import Resize
 from textual.widgets import Static
 
+from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.report.predictions import (
     RECENT_ROUNDS,
     DeviceError,
@@ -160,7 +161,8 @@ class EstimatorScreen(RunScreen):
     def show(self, view: RunView) -> None:
         """Show the name of the estimator; `receive` shows the rest."""
         super().show(view)
-        self._estimator = (view.info.plan.selection.estimator if view.info else None) or "ridge"
+        named = view.info.plan.selection.estimator if view.info else None
+        self._estimator = named or SelectionConfig().estimator
 
     def lacks(self, view: RunView) -> Read | None:
         """Return the read of the exchanges once a round has closed."""

@@ -1,16 +1,11 @@
 """Rows as tables, and documents that hold them."""
 
-import pytest
-
 from benchmarks._fidelity.catalogue import GROUPS
 from benchmarks._fidelity.rows import Row
 from benchmarks._fidelity.table import (
-    SUMMARY,
-    TABLE,
     TITLES,
     arranged,
     markdown,
-    placed,
     plain,
     summary,
 )
@@ -84,15 +79,3 @@ def test_the_summary_counts_what_was_kept_and_shows_the_worst() -> None:
         "| 0 of 1 within limits; at most -10.0 % |",
         "| one-way delay and jitter |  | 0 of 1 within limits, 1 unknown |",
     ]
-
-
-def test_a_table_takes_the_place_of_the_one_before_and_nothing_else() -> None:
-    document = f"# A\n<!-- {TABLE} -->\nold\n<!-- end of {TABLE} -->\nB\n"
-    once = placed(document, TABLE, "new")
-    assert once == f"# A\n<!-- {TABLE} -->\nnew\n<!-- end of {TABLE} -->\nB\n"
-    assert placed(once, TABLE, "new") == once
-
-
-def test_a_document_without_a_place_is_refused() -> None:
-    with pytest.raises(ValueError, match="must have a place between <!-- fidelity summary -->"):
-        placed("# A\n", SUMMARY, "new")

@@ -18,7 +18,7 @@ async def test_errors_phases_and_devices_are_shown(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "run")
     async with room(folder, WIDE) as (app, pilot):
         await pilot.press("5")
-        assert await shows(app, pilot, "ridge, 111 of 116 exchanges: median error 2.9 %")
+        assert await shows(app, pilot, "mixture, 111 of 116 exchanges: median error 2.9 %")
         assert await shows(app, pilot, "newest 10 rounds", "prediction", "spread s", "jetson-06")
         await pilot.press("down", "enter")
         assert await opens(app, pilot, DeviceDetail)
@@ -47,14 +47,14 @@ async def test_a_new_round_changes_the_errors_and_keeps_the_cursor(tmp_path: Pat
     run.store.flush()
     async with room(run.folder) as (app, pilot):
         await pilot.press("5")
-        assert await shows(app, pilot, "ridge, 8 of 12 exchanges")
+        assert await shows(app, pilot, "mixture, 8 of 12 exchanges")
         await pilot.press("down")
         screen = app.screen
         assert isinstance(screen, EstimatorScreen)
         run.play(2)
         run.store.flush()
         await app.refresh_view()
-        assert await shows(app, pilot, "ridge, 16 of 20 exchanges")
+        assert await shows(app, pilot, "mixture, 16 of 20 exchanges")
         assert screen.selected_device is not None
         assert await shows(app, pilot, screen.selected_device)
     run.store.close()

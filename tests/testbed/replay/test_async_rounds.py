@@ -27,7 +27,7 @@ def hurried(rounds: int = 8, **settings: Any) -> Experiment:
         seconds(1.0, 3),
         seconds(5.5),
         rounds=rounds,
-        selection={"per_round": 4},
+        selection={"per_round": 4, "estimator": "ridge"},
         round={"late": "merge", "deadline_s": 2.0} | settings,
     )
 

@@ -112,7 +112,7 @@ def test_a_replay_distrusts_contexts_that_exchanges_contradict(tmp_path: Path) -
 def test_fedcs_believes_a_device_that_claims_to_be_fast(tmp_path: Path) -> None:
     slow = {"profile": "raspberry-pi-zero-2w", "name": "zero", "count": 2}
     fast = {"profile": "raspberry-pi-4b", "name": "pi", "count": 6}
-    selection = {"policy": "fedcs", "per_round": 3}
+    selection = {"policy": "fedcs", "per_round": 3, "estimator": "ridge"}
 
     def selections_of_slow(name: str, group: dict[str, object]) -> int:
         of = an_experiment([fast, group], selection=selection, rounds=6)

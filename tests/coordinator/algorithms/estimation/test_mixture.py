@@ -5,7 +5,7 @@ import pytest
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.estimation.base import Estimator, Measured
-from fairbed.coordinator.algorithms.estimation.mixture import MixtureEstimator
+from fairbed.coordinator.algorithms.estimation.mixture import FLEET_MEMORY, MixtureEstimator
 from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 
@@ -104,9 +104,42 @@ def test_goes_on_from_its_state() -> None:
     assert np.array_equal(after[0], after[1])
 
 
+def test_two_exchanges_of_a_device_in_one_update_both_count() -> None:
+    estimator = MixtureEstimator()
+    context = np.tile([1.0, 0.0, 2.0, 2.0], (2, 1))
+    tau_s = np.array([4.0, 6.0])
+    phases_s = np.stack([np.full(2, 1.0)] * 4 + [tau_s - 4.0], axis=1)
+    first, both = np.array([0, 1]), np.array([0, 0])
+    estimator.observe(first, context, Measured(tau_s, phases_s))
+    estimator.observe(both, context, Measured(tau_s, phases_s))
+    assert [sums[0] for sums in estimator.to_state()["sums"]] == [2.0, 0.0]
+
+
+def test_a_link_that_changed_is_followed_until_the_phases_have_learned_it() -> None:
+    rates = np.full((16, DEVICES), 4e6)
+    rates[10:, 0] *= 0.1  # of one device: others teach the fleet nothing about a change
+    mixed, phases = (
+        exchanges(made, rates, np.random.default_rng(5), noise=0.05)[:, 0]
+        for made in (MixtureEstimator(), PhaseEstimator())
+    )
+    assert phases[12] > 0.3, "the third exchange is still one that phases takes for an outlier"
+    assert (mixed[11:] < 0.2).all()
+
+
+def test_errors_of_a_fleet_are_forgotten() -> None:
+    estimator, rng, usual = MixtureEstimator(), np.random.default_rng(6), []
+    for level in (1.0, 0.03):  # links that vary, then others that hardly do
+        rates = 2e6 * np.exp(level * rng.standard_normal((150, DEVICES)))
+        exchanges(estimator, rates, rng)
+        count, of_phases, *_ = estimator.to_state()["fleet"][0]
+        usual.append(of_phases / count)
+    assert count == FLEET_MEMORY
+    assert usual[1] < 0.5 * usual[0]
+
+
 def test_ridge_is_that_of_the_paper_by_its_name() -> None:
     from fairbed.coordinator.policy.config import SelectionConfig
     from fairbed.coordinator.policy.factories import make_estimator
 
     assert isinstance(make_estimator(SelectionConfig(estimator="ridge")), RidgeEstimator)
-    assert isinstance(make_estimator(SelectionConfig(estimator="mixture")), MixtureEstimator)
+    assert isinstance(make_estimator(SelectionConfig()), MixtureEstimator)
