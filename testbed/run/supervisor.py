@@ -329,7 +329,10 @@ async def _run(
                 preflight_findings(experiment, devices, choice, plan.dilation),
             ):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
-            async with follow_schedules(steered, emulated, store, stop, group, plan.dilation):
+            run_clock = stop.coordinator.at_s
+            async with follow_schedules(
+                steered, emulated, store, stop, group, plan.dilation, run_clock
+            ):
                 with nullcontext() if monitor is None else monitor.reading():
                     end = await stop.coordinator.run()
             if stop.failure is not None:
@@ -417,7 +420,7 @@ async def _choose_backend(
         plan.folder,
         plan.run_id,
         image=experiment.emulation.image,
-        seed=experiment.seed_for("traces"),
+        seed=experiment.seed_for("packets"),
         congestion=experiment.emulation.congestion,
         fork_server=fork_server,
     ) as choice:
