@@ -86,7 +86,7 @@ class ProfileWorld:
         self._means, self._sizes, self._work = means, sizes, work
         self._seed, self._packet_seed = seed, packet_seed
         self._noise, self._own_noise = noise, own_noise
-        self._recorded, self._tcp = recorded, TcpLinks(varying)
+        self._recorded, self._tcp = recorded, TcpLinks(varying, packet_seed)
         self._phases = PhaseModel(
             means, varying, sizes, work, GIVE_UP_RATIO * deadline_s, self._tcp
         )
@@ -108,6 +108,7 @@ class ProfileWorld:
         rows = np.arange(n, dtype=np.int64)
         self._first_context_s = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
         self._probes = Probes(means, varying, self._tcp)
+        self._tcp.join({row: 8.0 * float(work.shard_bytes[row]) for row in self._tcp.rows})
         self._down, self._up = self._first_rates(rows)
         self._heats = {row: Heat(thermal) for row, thermal in varying.thermal.items()}
         self._is_constant = not varying.links
