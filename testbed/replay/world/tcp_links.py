@@ -212,7 +212,7 @@ class TcpLinks:
             sender = replace(later[before])
         singles = 0 if message == PROBE else SINGLES[direction][message]
         _send_singles(path, sender, start, singles, draws, has_contexts=direction == "up")
-        end = transfer_end(path, start, bits, draws, sender, give_up_s=give_up_s)
+        end = transfer_end(path, start, bits, draws, sender, give_up_s=give_up_s, is_dialogue=True)
         later[message] = sender
         return end
 
