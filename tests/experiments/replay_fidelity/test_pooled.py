@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.replay_fidelity.comparison import pooled_lines
 from experiments.replay_fidelity.pooled import Timed, loss_windows, pooled
+from experiments.replay_fidelity.report import pooled_lines
 from fairbed.profiles.series import Series
 
 

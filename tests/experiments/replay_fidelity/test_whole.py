@@ -8,11 +8,11 @@ import pytest
 
 from experiments.replay_fidelity import comparison
 from experiments.replay_fidelity import recorded as experiments
-from experiments.replay_fidelity.comparison import report
 from experiments.replay_fidelity.distances import errors, gap, read_times
 from experiments.replay_fidelity.pooled import pooled, timed
 from experiments.replay_fidelity.recorded import has_variable_link, record_fleet, replayed
 from experiments.replay_fidelity.replays import replay_forced, replay_free
+from experiments.replay_fidelity.report import report
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.experiment.file import Experiment, OutageConfig, parse_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
