@@ -11,8 +11,9 @@ A loss window is a time in which the loss of one device's link does not change. 
 draws the windows, so all repeats have the same ones, and the interval does not hold for others.
 
 Source:
-    Miller, Technometrics 1974 (intervals from groups). Cameron, Gelbach, Miller, REStat 2008: with
-    few clusters, percentiles of a bootstrap over clusters are too narrow, and t is not.
+    Ibragimov, Müller, Journal of Business & Economic Statistics 28 (2010): t over estimates by
+    cluster. With few clusters intervals from a bootstrap of them are too narrow (Cameron, Gelbach,
+    Miller, Review of Economics and Statistics 90, 2008).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
