@@ -82,7 +82,7 @@ def test_a_resumed_replay_has_the_connections_of_an_uninterrupted_one(group: Any
 
 
 def test_the_seed_of_packets_changes_losses_and_no_window(group: Any) -> None:
-    taus = {}
+    taus: dict[int, list[Any]] = {}
     for packets in (1, 1, 2):
         of = experiment(group(0.02), model={"name": "cnn"}, seeds={"traces": 3, "packets": packets})
         _, rounds = replay_rounds(of, 4)
