@@ -29,9 +29,9 @@ from fairbed.wire.messages import DEVICE_PHASES
 LEVEL = 0.95
 """Of the interval."""
 
-FEW_WINDOWS = 30
-"""With fewer, the level of a run depends on its windows more than on anything else: the median of
-n draws has a standard error of 1.25 / sqrt(n) of their deviation, 23 % at 30."""
+FEW_WINDOWS = 100
+"""With fewer, the times of a run are mostly those of its windows: the median of n draws has a
+standard error of 1.25 / sqrt(n) of their deviation, an eighth at 100."""
 
 PARTS = ("signal", "download", "compute", "upload")
 """Parts of an exchange; signal is all that the other three leave of it."""
