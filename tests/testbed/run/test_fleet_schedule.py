@@ -126,8 +126,9 @@ def test_a_live_run_and_a_replay_have_the_same_loss_windows_at_the_same_instants
     group = FleetConfig(profile="raspberry-pi-4b", link=str(tmp_path / "windows.toml"), count=4)
     both = Experiment(name="windows", seed=5, fleet=(group,))
     live, again = (plan_fleet(both, {}) for _ in range(2))
+    applied: dict[str, float] = {}
     for late_s in (0.0, 3.7, 26.0, 130.0):
-        applied: dict[str, float] = {}
+        applied.clear()
 
         class Applying(Fleet):
             async def apply(self, conditions: Mapping[str, Conditions]) -> None:
