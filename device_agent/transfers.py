@@ -116,6 +116,8 @@ class Pull:
         self._to_request: list[int] = []
         self._arrived: list[int] = []
         self._requested: set[int] = set()
+        self._may_be_held = False
+        """The last chunks were requested while earlier ones filled the socket of the broker."""
 
     async def run(self) -> None:
         """Return when every chunk has arrived; the hash is not verified yet.
@@ -143,7 +145,10 @@ class Pull:
                     quiet_s *= 2.0
                     nudge_at = now + quiet_s
                 self._to_request += download.tick(now)
+                is_last_request = is_chunk and not self._to_request
                 self._flush()
+                if is_last_request and self._may_be_held and not download.is_complete:
+                    self._source.nudge()
         finally:
             self._release(self._requested)
 
@@ -184,6 +189,7 @@ class Pull:
         """
         to_request, self._to_request = self._to_request, []
         if to_request:
+            self._may_be_held = bool(self._arrived)
             arrived, self._arrived = self._arrived, []
             self._release(self._requested.intersection(arrived))
             self._requested.update(to_request)

@@ -225,6 +225,10 @@ class Coordinator:
             raise self._failure
         return "stopped" if self._is_stopped else "done"
 
+    def at_s(self) -> float:
+        """Return the seconds since the run was created, by the clock of its rows."""
+        return self._event_log.at_s()
+
     def note(self, kind: str, text: str, level: Level = "info", device: str | None = None) -> None:
         """Write an event of the testbed."""
         self._event_log.event(kind, text, level=level, device=device)

@@ -11,9 +11,9 @@ from experiments.replay_fidelity.comparison import (
     MOST_REPEATS,
     FidelityComparison,
     compare_live_replay,
-    report,
 )
 from experiments.replay_fidelity.live import LiveRunError
+from experiments.replay_fidelity.report import report
 from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.profiles.errors import ProfileError

@@ -1,4 +1,4 @@
-"""The whole comparison: live runs, recording, replays, their distances, and the report."""
+"""The whole comparison: live runs, recording, replays, and their distances."""
 
 import os
 from collections.abc import Callable
@@ -12,20 +12,22 @@ from experiments.replay_fidelity import recorded as experiments
 from experiments.replay_fidelity.distances import (
     Gap,
     PairErrors,
-    RelativeErrors,
     RunTimes,
     errors,
     mean_gap,
+    pooled_errors,
     read_times,
 )
 from experiments.replay_fidelity.live import play_live
+from experiments.replay_fidelity.pooled import Exchanges, Pooled, pooled, timed
 from experiments.replay_fidelity.recorded import (
     has_variable_link,
     record_fleet,
     replayed,
+    with_packets,
 )
 from experiments.replay_fidelity.replays import close_s, replay_forced, replay_free
-from fairbed.coordinator.report.quantities import MISSING, percent
+from fairbed.coordinator.store import RunReader
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.host.speed import host_speed
@@ -34,6 +36,9 @@ from fairbed.testbed.replay.world.columns import loses_packets
 TAU_LIMIT = 0.05
 """Greatest median error of the exchange times on constant links (issue 5), and greatest bias on
 links that lose packets."""
+
+REPLAYED = 1000
+"""Added to the number of a live run for the packets that its replays lose."""
 
 LEAST_REPEATS, MOST_REPEATS = 2, 50
 """Limits of the number of predicted live runs; their distance needs two of them."""
@@ -67,7 +72,9 @@ class FidelityComparison:
     counted: dict[str, int]
     """Valid exchanges of each live run."""
     forced: PairErrors
-    """Of the replay with the cohorts of the live run."""
+    """Of the replays with the cohorts of the live runs, over all of them."""
+    pooled: Pooled
+    """The same pairs, with the repeats as clusters."""
     repeat: PairErrors
     """Of the live run's repeat, over the exchanges of both."""
     replays: int
@@ -89,10 +96,13 @@ def compare_live_replay(
 ) -> FidelityComparison:
     """Run, record, run again, replay; completed parts in the folder are not repeated.
 
-        a            live, policy uniform, seed 1        source of profiles/
-        b-1 b-2 ...  live, rbcs-f, seed 2                to be predicted
-        forced       replay of the profiles: b-1's cohorts, instants and contexts
-        free-1 ...   replay of the profiles: starts like b-1 ..., selects its own cohorts
+        a             live, policy uniform, seed 1        source of profiles/
+        b-1 b-2 ...   live, rbcs-f, seed 2                to be predicted
+        forced-1 ...  replay of the profiles: cohorts, instants and contexts of b-1 ...
+        free-1 ...    replay of the profiles: starts like b-1 ..., selects its own cohorts
+
+    Live runs and replays have the same loss windows, and each has its own lost packets. Replays
+    are repeated by each call, so that they are of the present model.
 
     Runs whose selections depend on measurements diverge after some rounds, by a random amount:
     with more repeats both gaps are means of more pairs.
@@ -116,26 +126,46 @@ def compare_live_replay(
     planned = _planned(experiment)
     recorded, predicted = experiments.recorded(experiment), experiments.predicted(experiment)
     run_a = play_live(recorded, folder / "a", log)
+    numbers = range(1, repeats + 1)
     live = [
-        play_live(predicted, folder / f"b-{number}", log, costs=run_a)
-        for number in range(1, repeats + 1)
+        play_live(with_packets(predicted, number), folder / f"b-{number}", log, costs=run_a)
+        for number in numbers
     ]
     files = record_fleet(run_a, planned, folder / "profiles")
     fleet = replayed(predicted, planned, files)
-    forced = replay_forced(fleet, run_a, live[0], folder / "forced", log)
-    free = [
-        replay_free(fleet, run_a, run, folder / f"free-{number}", log)
-        for number, run in enumerate(live, 1)
-    ]
+    forced, free = (
+        [
+            replay(with_packets(fleet, REPLAYED + n), run_a, run, folder / f"{name}-{n}", log)
+            for n, run in zip(numbers, live, strict=True)
+        ]
+        for name, replay in (("forced", replay_forced), ("free", replay_free))
+    )
     between_s = close_s(run_a)
+    losses = {
+        device.spec.name: device.tracks.link.loss_ratio
+        for device in planned
+        if device.tracks.link is not None
+    }
     return comparison_of(
         experiment,
         any(has_variable_link(device) for device in planned),
         any(loses_packets(device) for device in planned),
         [read_times(run_a), *map(read_times, live)],
-        read_times(forced, between_s),
+        [read_times(run, between_s) for run in forced],
         [read_times(run, between_s) for run in free],
+        pooled(
+            [
+                (run.name, _timed(run), _timed(replay))
+                for run, replay in zip(live, forced, strict=True)
+            ],
+            losses,
+        ),
     )
+
+
+def _timed(folder: Path) -> Exchanges:
+    with RunReader(folder) as reader:
+        return timed(reader.exchanges())
 
 
 def comparison_of(
@@ -143,8 +173,9 @@ def comparison_of(
     has_moving_links: bool,
     has_loss: bool,
     live: list[RunTimes],
-    forced: RunTimes,
+    forced: list[RunTimes],
     free: list[RunTimes],
+    pairs: Pooled,
 ) -> FidelityComparison:
     """Return the distances of the runs and the verdicts.
 
@@ -153,14 +184,15 @@ def comparison_of(
         has_moving_links: Whether a link of the fleet varies.
         has_loss: Whether a link of the fleet loses packets.
         live: A, B and its repeats.
-        forced: The replay with the cohorts of B.
+        forced: The replay with the cohorts of B, and those of its repeats.
         free: The replays with their own selections.
+        pairs: The exchanges of B and its repeats beside those of `forced`.
 
     Raises:
         ValueError: Too few exchanges are valid.
     """
     _, first, repeat, *_ = live
-    forced_errors = errors(first, forced)
+    forced_errors = pooled_errors(list(zip(live[1:], forced, strict=True)))
     replay_gap = mean_gap(product(live[1:], free))
     live_gap = mean_gap(combinations(live[1:], 2))
     of_live, of_replay = live_gap.as_dict(), replay_gap.as_dict()
@@ -176,9 +208,9 @@ def comparison_of(
     else:
         verdicts = []
     if has_loss:  # which packets are lost differs from run to run: a single time is random
-        bias = forced_errors.tau.bias
-        what = "exchange times with imposed cohorts, bias"
-        verdicts.append(_verdict(what, None if bias is None else abs(bias), TAU_LIMIT))
+        bias = None if pairs.ratio is None else abs(pairs.ratio - 1.0)
+        what = "exchange times with imposed cohorts, bias over all repeats"
+        verdicts.append(_verdict(what, bias, TAU_LIMIT))
     return FidelityComparison(
         name=experiment.name,
         rounds=experiment.rounds,
@@ -189,6 +221,7 @@ def comparison_of(
             "a" if number == 0 else f"b-{number}": len(run.tau_s) for number, run in enumerate(live)
         },
         forced=forced_errors,
+        pooled=pairs,
         repeat=errors(first, repeat),
         replays=len(free),
         replay_gap=replay_gap,
@@ -223,58 +256,3 @@ def _planned(experiment: Experiment) -> list[PlannedDevice]:
                 "it is this machine; name a profile"
             )
     return planned
-
-
-GAPS = {
-    "tau_ratio": "exchange times, Wasserstein distance / mean",
-    "round_ratio": "round times, Wasserstein distance / mean",
-    "total_ratio": "total time",
-    "rate": "selection rate, mean difference",
-    "queue": "sum of queues, difference of the means",
-}
-
-
-def report(found: FidelityComparison) -> str:
-    """Return a comparison as text."""
-    links = "variable links" if found.has_moving_links else "constant links"
-    links += " that lose packets" if found.loses_packets else ""
-    gaps = f"mean distance of {len(found.counted) - 1} live runs and {found.replays} replays"
-    counted = ", ".join(f"{count} in {run}" for run, count in found.counted.items())
-    lines = [
-        f"{found.name}: {found.devices} devices on {links}, {found.rounds} rounds; valid "
-        f"exchanges: {counted}",
-        "",
-        f"{'relative errors':<46}{'count':>8}{'median':>10}{'p95':>10}{'bias':>10}",
-        _error_line("replay with b-1's cohorts: exchange times", found.forced.tau),
-        _error_line("replay with b-1's cohorts: round times", found.forced.round),
-        _error_line("b-2, same exchanges: exchange times", found.repeat.tau),
-        _error_line("b-2, same cohorts: round times", found.repeat.round),
-        "",
-        f"{gaps:<46}{'replay':>10}{'live':>10}{'ratio':>10}",
-    ]
-    of_replay, of_live = found.replay_gap.as_dict(), found.live_gap.as_dict()
-    for key, title in GAPS.items():
-        ratio = found.ratios[key]
-        shown = MISSING if ratio is None else f"{ratio:.2f}"
-        values = of_replay[key], of_live[key]
-        cells = [f"{value:.2f}" if key == "queue" else percent(value) for value in values]
-        lines.append(f"{title:<46}{cells[0]:>10}{cells[1]:>10}{shown:>10}")
-    return "\n".join([*lines, "", *map(_verdict_line, found.verdicts)])
-
-
-def _error_line(title: str, found: RelativeErrors) -> str:
-    numbers = percent(found.median), percent(found.p95), percent(found.bias, is_signed=True)
-    cells = "".join(f"{number:>10}" for number in numbers)
-    return f"{title:<46}{found.count:>8}{cells}"
-
-
-def _verdict_line(verdict: Verdict) -> str:
-    word = {True: "ok", False: "missed", None: "unknown"}[verdict.ok]
-    return f"{verdict.what}: {_number(verdict)}: {word}"
-
-
-def _number(verdict: Verdict) -> str:
-    if verdict.limit < 1.0:
-        return f"{percent(verdict.achieved)}, at most {percent(verdict.limit)}"
-    shown = MISSING if verdict.achieved is None else f"{verdict.achieved:.2f}"
-    return f"{shown}, at most {verdict.limit:.2f}"

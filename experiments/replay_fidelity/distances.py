@@ -11,10 +11,12 @@ A run with other cohorts may still predict times correctly, so there are two dis
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from scipy.stats import wasserstein_distance
 
+from experiments.replay_fidelity.pooled import is_valid
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.reader import SelectionCounts
@@ -74,19 +76,15 @@ def times_of(
     close_s: float = 0.0,
 ) -> RunTimes:
     """Return the times in the rows of a run."""
-    invalid = {x.round for x in exchanges if not _is_valid(x)}
+    invalid = {x.round for x in exchanges if not is_valid(x)}
     closed = [row for row in rounds if row.status != "void"]
     return RunTimes(
-        tau_s={(x.round, x.device): x.tau_s for x in exchanges if _is_valid(x) and x.tau_s},
+        tau_s={(x.round, x.device): x.tau_s for x in exchanges if is_valid(x) and x.tau_s},
         round_s={row.round: row.duration_s + close_s for row in closed},
         valid_rounds=frozenset(row.round for row in closed) - invalid,
         rates={count.device: count.selected / count.rounds for count in counts if count.rounds},
         queue_mean=float(np.mean([row.queue_total for row in rounds])) if rounds else 0.0,
     )
-
-
-def _is_valid(x: ExchangeRow) -> bool:
-    return x.outcome == "done" and x.is_valid and not x.is_contended and bool(x.tau_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +130,15 @@ class Gap:
 
 def errors(truth: RunTimes, predicted: RunTimes) -> PairErrors:
     """Return the errors of a prediction over the exchanges and rounds of both runs."""
+    return pooled_errors([(truth, predicted)])
+
+
+_Values: TypeAlias = tuple[list[float], list[float]]
+"""Times of two runs, seconds."""
+
+
+def _common(truth: RunTimes, predicted: RunTimes) -> tuple[_Values, _Values]:
+    """Return the exchanges of both runs, and the valid rounds with the same cohort."""
     common = [key for key in truth.tau_s if key in predicted.tau_s]
     true_cohorts, predicted_cohorts = _cohorts(truth), _cohorts(predicted)
     same = [
@@ -139,13 +146,24 @@ def errors(truth: RunTimes, predicted: RunTimes) -> PairErrors:
         for round_id in sorted(truth.valid_rounds & predicted.valid_rounds)
         if true_cohorts.get(round_id) == predicted_cohorts.get(round_id)
     ]
+    return (
+        ([truth.tau_s[key] for key in common], [predicted.tau_s[key] for key in common]),
+        ([truth.round_s[r] for r in same], [predicted.round_s[r] for r in same]),
+    )
+
+
+def _joined(found: Sequence[tuple[_Values, _Values]], kind: int) -> _Values:
+    return (
+        [value for one in found for value in one[kind][0]],
+        [value for one in found for value in one[kind][1]],
+    )
+
+
+def pooled_errors(pairs: Sequence[tuple[RunTimes, RunTimes]]) -> PairErrors:
+    """Return the errors of several predictions, each of another run, over all of them."""
+    found = [_common(truth, predicted) for truth, predicted in pairs]
     return PairErrors(
-        tau=relative_errors(
-            [truth.tau_s[key] for key in common], [predicted.tau_s[key] for key in common]
-        ),
-        round=relative_errors(
-            [truth.round_s[r] for r in same], [predicted.round_s[r] for r in same]
-        ),
+        tau=relative_errors(*_joined(found, 0)), round=relative_errors(*_joined(found, 1))
     )
 
 

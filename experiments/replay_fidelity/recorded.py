@@ -56,6 +56,11 @@ def predicted(experiment: Experiment) -> Experiment:
     return _variant(experiment, "b", PREDICTED_POLICY, PREDICTED_SEED)
 
 
+def with_packets(experiment: Experiment, seed: int) -> Experiment:
+    """Return the experiment with other lost packets, in the same loss windows."""
+    return structs.replace(experiment, seeds=structs.replace(experiment.seeds, packets=seed))
+
+
 def _variant(experiment: Experiment, name: str, policy: str, seed: int) -> Experiment:
     """Return an experiment with the same devices, data and traces, but other random draws.
 

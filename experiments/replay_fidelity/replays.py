@@ -1,5 +1,6 @@
-"""Replays of the recorded fleet: one with the cohorts of a live run, the others with their own."""
+"""Replays of the recorded fleet: with the cohorts of each live run, and with their own."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ def replay_forced(
         experiment: Experiment with the recorded devices.
         recorded: Folder of the run in which the devices were recorded.
         live: Folder of the run to imitate.
-        folder: Folder of the replay; a completed replay is kept.
+        folder: Folder of the replay; an earlier one is replaced.
         log: Receives progress lines.
     """
     setup = _setup(experiment, recorded)
@@ -40,7 +41,7 @@ def replay_forced(
         setup.decisions.selector, {round_id: one.rows for round_id, one in rounds.items()}
     )
     setup = _with_rounds(setup, sum(one.rows.size > 0 for one in rounds.values()))
-    return _replay_once(replace(setup, world=imposed_world(setup.world, rounds)), folder, log)
+    return _replay(replace(setup, world=imposed_world(setup.world, rounds)), folder, log)
 
 
 def replay_free(
@@ -55,7 +56,7 @@ def replay_free(
         start_s = min((row.dispatched_at_s for row in reader.rounds()), default=0.0)
     setup = _setup(experiment, recorded)
     world = paused_world(setup.world, start_s, pause_s(recorded))
-    return _replay_once(replace(setup, world=world), folder, log)
+    return _replay(replace(setup, world=world), folder, log)
 
 
 def close_s(folder: Path) -> float:
@@ -89,10 +90,10 @@ def _with_rounds(setup: ReplaySetup, rounds: int) -> ReplaySetup:
     return replace(setup, experiment=msgspec.structs.replace(setup.experiment, rounds=rounds))
 
 
-def _replay_once(setup: ReplaySetup, folder: Path, log: Callable[[str], None]) -> Path:
+def _replay(setup: ReplaySetup, folder: Path, log: Callable[[str], None]) -> Path:
+    """Replay in a folder, again if an earlier version may have replayed there: it takes seconds."""
     if (folder / DATABASE).exists():
-        log(f"{folder.name}: is done already")
-        return folder
+        shutil.rmtree(folder)
     log(f"{folder.name}: {setup.experiment.rounds} rounds replayed")
     replay_setup(setup, folder, folder.name, lambda replayed: None)
     return folder

@@ -109,7 +109,7 @@ class ScheduleDriver:
         backend: Applies conditions.
         followers: Schedule followers of the devices, by name.
         dilation: Seconds of this machine per second of the fleet.
-        start_s: First time of the schedules; more than 0 when a run is resumed.
+        start_s: The time of the schedules when the driver is made, such as the clock of a run.
         note: Receives the mean conditions of a device, at most once per `RECORD_INTERVAL_S`.
         clock: Monotonic seconds of the fleet.
     """
@@ -128,6 +128,7 @@ class ScheduleDriver:
         self._devices = [_ScheduledDevice(name, follower) for name, follower in followers.items()]
         self._clock = clock or LoopClock()
         self._dilation, self._start_s, self._note = dilation, start_s, note
+        self._begun = self._clock.now() - start_s
         self._late_s: deque[float] = deque(maxlen=KEPT_TICKS)
         self._late_max_s = 0.0
         self._ticks = self._changes = self._skipped = 0
@@ -151,8 +152,7 @@ class ScheduleDriver:
         Raises:
             BackendError: The backend cannot apply a condition, or has failed.
         """
-        begun = self._clock.now() - self._start_s
-        tick = _tick_before(self._start_s)
+        begun, tick = self._begun, _tick_before(self._start_s)
         queue = _TickQueue({tick: self._devices} if self._devices else {})
         try:
             while queue:

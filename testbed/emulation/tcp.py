@@ -341,22 +341,3 @@ def idles_after_overflow(queue_bytes: float, rate_bps: float, round_trip_s: floa
     """
     bdp_bytes = rate_bps * round_trip_s / 8.0 * WIRE_BYTES / PAYLOAD_BYTES
     return BETA * (bdp_bytes + queue_bytes) < bdp_bytes
-
-
-def message_s(path: TcpPath, start: float, rng: Draws, *, give_up_s: float = inf) -> float:
-    """Return the delay of a message of one packet on an idle connection, seconds.
-
-        delay + 0, 1, 2, 4, ... time-outs        for 0, 1, 2, 3, ... losses
-
-    The tail loss probe of a single packet waits as long as the time-out, which then doubles from
-    the second time on. Without loss this is the delay, and nothing is drawn.
-    """
-    state, waited_s, step_s = path.at(start), 0.0, 0.0
-    while state.rate_bps == 0.0 or (state.loss_ratio > 0.0 and rng.random() < state.loss_ratio):
-        wait_s = max(step_s, 2.0 * state.delay_s + MIN_RTO_S)
-        waited_s += wait_s
-        if waited_s > give_up_s:
-            return inf
-        step_s = min(waited_s, MAX_RTO_S)
-        state = path.at(start + waited_s)
-    return waited_s + state.delay_s

@@ -82,6 +82,7 @@ def transfer_end(
     sender: TcpSender | None = None,
     *,
     give_up_s: float = inf,
+    is_dialogue: bool = False,
     checks: bool = False,
 ) -> float:
     """Return when the last byte of a transfer arrives; `inf` if not within `give_up_s`.
@@ -93,6 +94,8 @@ def transfer_end(
         rng: Draws losses and jitter.
         sender: The sender; it is changed. None is that of a new connection.
         give_up_s: Longest transfer.
+        is_dialogue: The receiver has just answered on this connection. It waits for a second packet
+            from the first one on, until it has waited in vain ("pingpong", `tcp_delack_timer`).
         checks: Check the statements of this module after each event; for tests.
 
     Raises:
@@ -100,6 +103,7 @@ def transfer_end(
     """
     kind = _CheckedTransfer if checks else _Transfer
     transfer = kind(_Line(path, rng, start), start, bits, sender or TcpSender())
+    transfer.is_dialogue = is_dialogue
     return transfer.run(start + give_up_s)
 
 
@@ -221,7 +225,8 @@ class _Transfer:
         self.n_arrived = self.received = 0
         """Packets that have arrived, and the first that has not."""
         self.end = inf
-        self.quick = QUICK_ACKS
+        self.quick, self.is_dialogue = QUICK_ACKS, False
+        """Packets that it acknowledges one by one, unless it is in a dialogue."""
         self.pending_at, self.pending_serial = inf, 0
         """When an acknowledgement that waits for a second packet is sent at the latest."""
         self.acks: deque[tuple[float, int]] = deque()
@@ -282,7 +287,7 @@ class _Transfer:
         while self.una < self.n:
             at, on_timer = self._timer()
             if self.pending_at <= (min(at, self.acks[0][0]) if self.acks else at):
-                self._acknowledge(self.pending_at, self.pending_serial)
+                self._acknowledge_late()
             elif self.acks and self.acks[0][0] <= at:
                 self.now, serial = self.acks.popleft()
                 self._on_ack(serial)
@@ -355,10 +360,10 @@ class _Transfer:
     def _receive(self, packet: int, at: float) -> None:
         """Receive a packet; acknowledge it at once, or wait for a second one."""
         if self.pending_at < at:
-            self._acknowledge(self.pending_at, self.pending_serial)
+            self._acknowledge_late()
         has_hole = self.n_arrived > self.received
         if self.has_arrived[packet]:
-            self.quick = QUICK_ACKS
+            self.quick, self.is_dialogue = QUICK_ACKS, False
         else:
             self.has_arrived[packet] = 1
             self.n_arrived += 1
@@ -367,10 +372,16 @@ class _Transfer:
             if self.received == self.n:
                 self.end = at
         is_second = self.pending_at < inf
-        if has_hole or is_second or self.quick > 0 or self.n_arrived > self.received:
+        is_quick = self.quick > 0 and not self.is_dialogue
+        if has_hole or is_second or is_quick or self.n_arrived > self.received:
             self._acknowledge(at, self.serial)
         else:
             self.pending_at, self.pending_serial = at + DELAYED_ACK_S, self.serial
+
+    def _acknowledge_late(self) -> None:
+        """Acknowledge a packet without a second one, and wait for none in vain again."""
+        self.is_dialogue = False
+        self._acknowledge(self.pending_at, self.pending_serial)
 
     def _acknowledge(self, at: float, serial: int) -> None:
         self.quick -= 1

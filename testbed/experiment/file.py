@@ -103,7 +103,9 @@ class SeedsConfig(Section, frozen=True, kw_only=True):
     fleet: Seed | None = None
     """Devices drawn from populations and links."""
     traces: Seed | None = None
-    """Offsets in traces, and jitter."""
+    """Offsets in traces, conditions that are drawn (rates, outages, loss windows), and jitter."""
+    packets: Seed | None = None
+    """Which packets are lost: in a replay exactly, in a live run as far as it repeats itself."""
     selection: Seed | None = None
     """Draws of the selector."""
     training: Seed | None = None

@@ -535,6 +535,7 @@ def world_of(
             lengths=lengths,
         ),
         seed=experiment.seed_for("traces"),
+        packet_seed=experiment.seed_for("packets"),
         noise=experiment.replay.noise,
         deadline_s=experiment.round.late_limit_s or experiment.round.deadline_s,
         limit_s=experiment.selection.loss_query_timeout_s,

@@ -1,6 +1,6 @@
 """Apply the schedules of the devices during a run, and record the configured conditions."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -32,18 +32,21 @@ async def follow_schedules(
     stop: StopControl,
     group: TaskGroup,
     dilation: float,
+    run_clock: Callable[[], float],
 ) -> AsyncIterator[None]:
     """Apply the schedules of devices with changing conditions while the context lasts.
 
-    A failure of the driver ends the run.
+    Schedules follow the clock on which the run records its instants, as those of a replay do. A
+    failure of the driver ends the run.
 
     Args:
         backend: Applies conditions; None if no device is emulated.
         devices: The fleet.
-        store: Receives the configured conditions, and knows the start on the clock of the run.
+        store: Receives the configured conditions, and knows where a resumed run continues.
         stop: Ends the run after a failure.
         group: Owns the driver's task.
         dilation: Seconds of this machine in one second of the fleet.
+        run_clock: Returns the seconds since the run was created, as its rows have them.
     """
     followers = {
         device.spec.name: device.follower(store.resume_offset_s())
@@ -57,9 +60,7 @@ async def follow_schedules(
     def note(name: str, means: ConditionMeans) -> None:
         store.add(_row(name, means))
 
-    driver = ScheduleDriver(
-        backend, followers, dilation=dilation, start_s=store.resume_offset_s(), note=note
-    )
+    driver = ScheduleDriver(backend, followers, dilation=dilation, start_s=run_clock(), note=note)
     scope, ended = anyio.CancelScope(), anyio.Event()
 
     async def drive() -> None:

@@ -357,7 +357,10 @@ async def _run(
                 admitted,
             ):
                 stop.coordinator.note(finding.kind, finding.text, finding.level)
-            async with follow_schedules(steered, emulated, store, stop, group, plan.dilation):
+            run_clock = stop.coordinator.at_s
+            async with follow_schedules(
+                steered, emulated, store, stop, group, plan.dilation, run_clock
+            ):
                 with nullcontext() if monitor is None else monitor.reading():
                     end = await stop.coordinator.run()
             if stop.failure is not None:
@@ -445,7 +448,7 @@ async def _choose_backend(
         plan.folder,
         plan.run_id,
         image=experiment.emulation.image,
-        seed=experiment.seed_for("traces"),
+        seed=experiment.seed_for("packets"),
         congestion=experiment.emulation.congestion,
         fork_server=fork_server,
     ) as choice:

@@ -3,6 +3,7 @@
 import anyio
 import pytest
 
+from fairbed.device_agent import transfers
 from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import MonotonicClock
 from fairbed.device_agent.state.link_estimate import LinkEstimate
@@ -160,3 +161,42 @@ async def test_a_broker_that_holds_back_the_last_chunks_is_nudged() -> None:
         group.cancel_scope.cancel()
     pull.download.verify()
     assert (pull.download.rerequests, pull.download.duplicates) == (0, 0)
+
+
+async def test_the_last_chunks_are_not_waited_for_once_others_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were requested while the socket was full: the device asks again with each arrival."""
+    broker, topics, nudged = MemoryBroker(), Topics(), list[bool]()
+    manifest = retain(broker, topics, 6)
+    link = HoldingTransport(broker)
+
+    def nudge(self: DevicePublisher) -> None:
+        nudged.append(bool(arrived))
+        self.subscribe(self.data_topic)
+
+    monkeypatch.setattr(DevicePublisher, "nudge", nudge)
+    monkeypatch.setattr(transfers, "NUDGE_S", 0.01)
+    arrived = list[int]()
+    async with link, anyio.create_task_group() as group:
+        publisher = DevicePublisher(link, topics, "pi-1", group)
+        pulls = Pulls(publisher, topics, LoopClock(), LinkEstimate())
+        assert isinstance(await anext(link.events()), LinkUp)
+
+        async def receive() -> None:
+            async for event in link.events():
+                assert isinstance(event, Packet)
+                chunk = decode_chunk(event.payload)
+                arrived.append(chunk.index)
+                if len(arrived) == 1:  # from here on, no quiet time brings a nudge
+                    monkeypatch.setattr(transfers, "NUDGE_S", 1e6)
+                pulls.on_chunk(chunk, event.topic)
+                await anyio.wait_all_tasks_blocked()
+
+        group.start_soon(receive)
+        with anyio.fail_after(30.0):
+            pull = await pulls.fetch(manifest)
+        group.cancel_scope.cancel()
+    assert nudged[0] is False
+    assert nudged[-1] is True
+    assert pull.download.rerequests == 0

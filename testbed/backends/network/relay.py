@@ -5,7 +5,8 @@
 
 `python -m fairbed.testbed.backends.network.relay PARENT` serves requests on stdin until stdin ends
 or the parent ends. Its TUN links then lose their carrier, and are removed with their namespaces.
-One loop without threads waits for packets and for the next due time, exact to the microsecond.
+One loop without threads waits for packets and for the next due time, exact to the microsecond. It
+has a real-time priority: each millisecond that it is late lengthens every round trip of its links.
 """
 
 import heapq
@@ -30,7 +31,7 @@ from fairbed.testbed.backends.network.plan.relay_protocol import (
     RelaySetup,
 )
 from fairbed.testbed.backends.network.tun import open_tun, set_carrier
-from fairbed.testbed.backends.priority import raise_priority
+from fairbed.testbed.backends.priority import run_first
 from fairbed.testbed.host.guard import die_with_parent
 
 MAX_PACKET_BYTES = 2048
@@ -186,7 +187,7 @@ def _send_reply(reply: RelayReply) -> None:
 def main() -> int:
     """Relay; the first argument is the parent's process id."""
     die_with_parent(int(sys.argv[1]))
-    raise_priority()
+    run_first()
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup)
     try:
         relay = Relay(setup)

@@ -502,7 +502,7 @@ class _PhaseIntegrator:
         if self.tcp is None:
             return self.arrival(self.link.transfer(start, bits, direction), message)
         draws, give_up_s = self._draws(message), self.link.give_up_s
-        return self.tcp.transfer(self.row, direction, start, bits, draws, give_up_s)
+        return self.tcp.transfer(self.row, direction, start, bits, draws, give_up_s, message)
 
     def _draws(self, message: int) -> StreamDraws:
         """Return the random numbers of a message, or of the transfer that ends with it."""
@@ -523,8 +523,7 @@ class _PhaseIntegrator:
         if self.tcp is not None:
             direction: Direction = "up" if message in (CHUNK_REQUEST, OFFER) else "down"
             draws, give_up_s = self._draws(message), self.link.give_up_s
-            arrived = self.tcp.message(self.row, direction, sent, draws, give_up_s)
-            return max(sent, arrived + self.jitter_s[message])
+            return self.tcp.message(self.row, direction, sent, draws, give_up_s, message)
         passes = self.link.carry(sent, 0.0, "down")
         return passes + self._delay_s(passes, message)
 

@@ -58,7 +58,8 @@ class ProfileWorld:
         varying: Conditions that vary over time.
         sizes: Sizes of models and updates on the wire.
         work: Work of a round, device by device.
-        seed: Seed of all random numbers.
+        seed: Seed of all random numbers but those of lost packets.
+        packet_seed: Seed of the packets that are lost.
         noise: Every phase takes exp(noise z) times as long, z standard normal.
         deadline_s: Deadline of an exchange; an exchange that takes much longer never ends.
         limit_s: Time limit of a loss query; a query that takes much longer never ends.
@@ -74,6 +75,7 @@ class ProfileWorld:
         work: Work,
         *,
         seed: int,
+        packet_seed: int,
         noise: float,
         deadline_s: float,
         limit_s: float = 0.0,
@@ -82,8 +84,9 @@ class ProfileWorld:
     ) -> None:
         self.slots: int | None = sizes.slots
         self._means, self._sizes, self._work = means, sizes, work
-        self._seed, self._noise, self._own_noise = seed, noise, own_noise
-        self._recorded, self._tcp = recorded, TcpLinks(varying)
+        self._seed, self._packet_seed = seed, packet_seed
+        self._noise, self._own_noise = noise, own_noise
+        self._recorded, self._tcp = recorded, TcpLinks(varying, packet_seed)
         self._phases = PhaseModel(
             means, varying, sizes, work, GIVE_UP_RATIO * deadline_s, self._tcp
         )
@@ -105,6 +108,7 @@ class ProfileWorld:
         rows = np.arange(n, dtype=np.int64)
         self._first_context_s = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
         self._probes = Probes(means, varying, self._tcp)
+        self._tcp.join({row: 8.0 * float(work.shard_bytes[row]) for row in self._tcp.rows})
         self._down, self._up = self._first_rates(rows)
         self._heats = {row: Heat(thermal) for row, thermal in varying.thermal.items()}
         self._is_constant = not varying.links
@@ -373,7 +377,7 @@ class ProfileWorld:
             noise_factors=noise_factors,
             delay_noise=delay_noise,
             tcp_seeds=seeds(
-                self._seed,
+                self._packet_seed,
                 round_id,
                 rows,
                 Purpose.TCP if delays is Purpose.DELAY else Purpose.TCP_QUERY,

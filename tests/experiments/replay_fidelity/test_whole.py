@@ -8,10 +8,11 @@ import pytest
 
 from experiments.replay_fidelity import comparison
 from experiments.replay_fidelity import recorded as experiments
-from experiments.replay_fidelity.comparison import report
 from experiments.replay_fidelity.distances import errors, gap, read_times
+from experiments.replay_fidelity.pooled import pooled, timed
 from experiments.replay_fidelity.recorded import has_variable_link, record_fleet, replayed
 from experiments.replay_fidelity.replays import replay_forced, replay_free
+from experiments.replay_fidelity.report import report
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.experiment.file import Experiment, OutageConfig, parse_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
@@ -65,13 +66,13 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         device.spec.name for device in planned
     ]
     assert all(has_variable_link(device) == (request.param == "lte-driving") for device in planned)
-    replay_forced(fleet, run_a, run_b, folder / "forced", silent)
+    replay_forced(fleet, run_a, run_b, folder / "forced-1", silent)
     replay_free(fleet, run_a, run_b, folder / "free-1", silent)
     return folder
 
 
 def test_the_same_cohorts_at_the_same_instants_take_the_same_times(runs: Path) -> None:
-    found = errors(read_times(runs / "b-1"), read_times(runs / "forced"))
+    found = errors(read_times(runs / "b-1"), read_times(runs / "forced-1"))
     assert found.tau.count == 2 * ROUNDS
     assert found.round.count == ROUNDS
     assert found.tau.median is not None
@@ -95,7 +96,7 @@ def test_empty_rounds_of_the_live_run_are_empty_in_the_forced_replay(tmp_path: P
 
 def test_what_was_known_is_imposed_too(runs: Path) -> None:
     """So the estimator that learns says much the same as it did."""
-    with RunReader(runs / "b-1") as live, RunReader(runs / "forced") as forced:
+    with RunReader(runs / "b-1") as live, RunReader(runs / "forced-1") as forced:
         pairs = list(zip(live.exchanges(), forced.exchanges(), strict=True))
     for theirs, ours in pairs:
         assert (theirs.round, theirs.device) == (ours.round, ours.device)
@@ -112,19 +113,30 @@ def test_left_alone_it_is_as_a_whole_what_was_recorded(runs: Path) -> None:
     assert free.total_s == pytest.approx(live.total_s, rel=0.15)
 
 
-def test_a_replay_that_is_there_is_kept(runs: Path) -> None:
+def test_a_replay_that_is_there_is_repeated_by_the_present_model(
+    runs: Path, tmp_path: Path
+) -> None:
     said: list[str] = []
-    before = (runs / "free-1" / "run.db").read_bytes()
-    truth = experiment("lte-steady")
-    replay_free(truth, runs / "a", runs / "b-1", runs / "free-1", said.append)
-    assert said == ["free-1: is done already"]
-    assert (runs / "free-1" / "run.db").read_bytes() == before
+    truth, out = experiment("lte-steady"), tmp_path / "free-1"
+    for noise in (0.5, 0.0):
+        noisy = msgspec.structs.replace(truth.replay, noise=noise)
+        one = msgspec.structs.replace(truth, replay=noisy)
+        replay_free(one, runs / "a", runs / "b-1", out, said.append)
+    assert said == [f"free-1: {ROUNDS} rounds replayed"] * 2
+    replay_free(truth, runs / "a", runs / "b-1", tmp_path / "free-2", said.append)
+    assert read_times(out) == read_times(tmp_path / "free-2")
 
 
 def test_gaps_are_means_over_all_pairs(runs: Path) -> None:
-    a, b, forced, free = (read_times(runs / name) for name in ("a", "b-1", "forced", "free-1"))
+    a, b, forced, free = (read_times(runs / name) for name in ("a", "b-1", "forced-1", "free-1"))
     found = comparison.comparison_of(
-        experiment("lte-driving"), True, False, [a, b, forced, free], forced=forced, free=[free, a]
+        experiment("lte-driving"),
+        True,
+        False,
+        [a, b, forced, free],
+        forced=[forced, forced, forced],
+        free=[free, a],
+        pairs=pooled([], {}),
     )
     live = [(b, forced), (b, free), (forced, free)]
     assert found.live_gap.tau_ratio == pytest.approx(mean(gap(x, y).tau_ratio for x, y in live))
@@ -142,13 +154,16 @@ def test_verdicts_are_those_of_the_kind_of_links(
     runs: Path, is_moving: bool, has_loss: bool, what: str
 ) -> None:
     times = read_times(runs / "b-1")
+    with RunReader(runs / "b-1") as live, RunReader(runs / "forced-1") as replay:
+        pairs = pooled([("b-1", timed(live.exchanges()), timed(replay.exchanges()))] * 2, {})
     found = comparison.comparison_of(
         experiment("lte-steady"),
         is_moving,
         has_loss,
         [times, times, times],
-        forced=read_times(runs / "forced"),
+        forced=[read_times(runs / "forced-1")] * 2,
         free=[read_times(runs / "free-1")],
+        pairs=pairs,
     )
     assert all(what in verdict.what for verdict in found.verdicts)
     lines = report(found).splitlines()

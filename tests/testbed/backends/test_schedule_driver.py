@@ -275,3 +275,22 @@ def test_it_sleeps_by_the_clock_of_the_loop() -> None:
         assert clock.now() >= instant
 
     anyio.run(run)
+
+
+def test_time_between_the_making_of_a_driver_and_its_begin_counts() -> None:
+    clock = FakeClock(1.0)
+    fleet = Fleet(clock)
+    driver = ScheduleDriver(fleet, {"d": trace([1e6, 2e6], 10.0)}, clock=clock, start_s=5.0)
+    clock.time += 7.0
+    clock_until = clock.time
+
+    async def run() -> None:
+        with suppress(OverError):
+            await driver.run()
+
+    anyio.run(run)
+    ((at, changed),) = fleet.applied
+    assert at == clock_until - 1000.0
+    shape = changed["d"].shape
+    assert shape is not None
+    assert shape.down_bps == 2e6

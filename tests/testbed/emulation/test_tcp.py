@@ -19,7 +19,6 @@ from fairbed.testbed.emulation.tcp import (
     TcpSender,
     expected_lossy_s,
     idles_after_overflow,
-    message_s,
 )
 from fairbed.testbed.emulation.tcp_transfer import transfer_end
 
@@ -132,20 +131,6 @@ def test_without_a_second_packet_a_loss_takes_time_outs_that_double() -> None:
     assert waits == pytest.approx([0.0, rto_s, 2 * rto_s, 4 * rto_s], abs=5e-3)
 
 
-@pytest.mark.parametrize("lost", range(4))
-def test_a_message_waits_as_long_as_a_transfer_of_one_packet(lost: int) -> None:
-    by_transfer = transfer_end(path(), 0.0, PACKET_BITS, Losses(*range(lost)), settled())
-    delay_s = message_s(path(), 0.0, Losses(*range(lost)))
-    assert delay_s == pytest.approx(by_transfer, abs=5e-3)
-
-
-def test_a_message_on_a_path_without_loss_draws_nothing() -> None:
-    rng = random.Random(1)
-    before = rng.getstate()
-    assert message_s(path(loss=0.0), 0.0, rng) == DELAY_S
-    assert rng.getstate() == before
-
-
 def test_after_a_hole_a_transfer_continues_at_a_doubled_time_out() -> None:
     """The hole is from 0.3 to 5 s; the first send after it is a time-out of up to 4.4 s later."""
 
@@ -165,7 +150,6 @@ def test_after_a_hole_a_transfer_continues_at_a_doubled_time_out() -> None:
 
 def test_a_path_without_end_of_its_hole_never_ends_a_transfer() -> None:
     assert transfer_end(path(0.0), 0.0, 1e6, random.Random(0)) == math.inf
-    assert message_s(path(0.0), 0.0, random.Random(0), give_up_s=60.0) == math.inf
 
 
 def test_a_transfer_that_takes_too_long_never_ends() -> None:

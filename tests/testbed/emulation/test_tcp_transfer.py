@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks._tcp_sweep import DRIVES, KINDS, drives, folder, stepped, sweep
 from fairbed.testbed.emulation.queues import burst_s
-from fairbed.testbed.emulation.tcp import FIRST_WINDOW, PathState, TcpPath, TcpSender
+from fairbed.testbed.emulation.tcp import DELAYED_ACK_S, FIRST_WINDOW, PathState, TcpPath, TcpSender
 from fairbed.testbed.emulation.tcp_transfer import (
     BrokenInvariantError,
     _CheckedTransfer,
@@ -278,3 +278,13 @@ def test_a_sweep_does_not_depend_on_its_processes() -> None:
 def test_a_sweep_without_data_has_no_drives(tmp_path: Path) -> None:
     assert drives(None) == drives(tmp_path) == ()
     assert folder({}) is None
+
+
+def test_in_a_dialogue_a_receiver_waits_in_vain_for_a_second_packet_once() -> None:
+    """A window of one packet: its acknowledgement is 40 ms late. Later ones are sent at once."""
+    ends = []
+    for is_dialogue in (False, True):
+        path, sender = TcpPath.constant(1e9, DELAY_S, 0.0), TcpSender(cwnd=1, ssthresh=2.0)
+        bits, rng = 9 * PACKET_BITS, random.Random(1)
+        ends.append(transfer_end(path, 0.0, bits, rng, sender, is_dialogue=is_dialogue))
+    assert ends[1] - ends[0] == pytest.approx(DELAYED_ACK_S)

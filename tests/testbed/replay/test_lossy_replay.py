@@ -81,6 +81,16 @@ def test_a_resumed_replay_has_the_connections_of_an_uninterrupted_one(group: Any
     assert fresh.upload_s.tolist() != continued.upload_s.tolist()
 
 
+def test_the_seed_of_packets_changes_losses_and_no_window(group: Any) -> None:
+    taus: dict[int, list[Any]] = {}
+    for packets in (1, 1, 2):
+        of = experiment(group(0.02), model={"name": "cnn"}, seeds={"traces": 3, "packets": packets})
+        _, rounds = replay_rounds(of, 4)
+        taus.setdefault(packets, []).append([x.tau_s for one in rounds for x in one.exchanges])
+    assert taus[1][0] == taus[1][1]
+    assert not set(taus[1][0]) & set(taus[2][0])
+
+
 def test_a_replay_that_leaves_out_waits_after_holes_has_one_warning(group: Any) -> None:
     outage = [{"kind": "coverage", "start_s": 5, "duration_s": 2}]
     setup = setup_of(experiment(group(0.0) | {"outage": outage}, group(0.02) | {"name": "rover"}))

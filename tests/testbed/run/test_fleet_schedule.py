@@ -1,4 +1,4 @@
-"""A failure of the schedule driver ends the run; nothing else does."""
+"""The schedules of a live run: on its clock, with its errors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import EmulationConfig, Experiment, FleetConfig, OutageConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.replay.world.tcp_links import path_of
 from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
 from fairbed.testbed.run.stopping import StopControl
 
@@ -55,6 +56,23 @@ def new_store(folder: Path) -> Store:
     )
 
 
+LOSSY = """
+title = "Loss in windows"
+licence = "CC0-1.0"
+
+[link]
+down_bps = { value = 6e6, tag = "literature", source = "invented" }
+up_bps = { value = 4e6, tag = "literature", source = "invented" }
+delay_s = { value = 0.03, tag = "literature", source = "invented" }
+
+[link.loss_ratio]
+value = 0.01
+tag = "literature"
+source = "invented"
+spread = { quantiles = [[0.0, 0.0], [0.5, 0.01], [0.95, 0.08]], step_s = 25.0, correlation = 0.0 }
+"""
+
+
 def drive(
     folder: Path, refusal: str | None = None, *, breaks_store: bool = False
 ) -> Exception | None:
@@ -66,7 +84,7 @@ def drive(
         with anyio.fail_after(LIMIT_S):
             async with (
                 anyio.create_task_group() as group,
-                follow_schedules(fleet, devices(hole), store, stop, group, 1.0),
+                follow_schedules(fleet, devices(hole), store, stop, group, 1.0, lambda: 0.0),
             ):
                 await fleet.applied.wait()
                 if breaks_store:
@@ -98,3 +116,39 @@ def test_a_store_failure_ends_the_run(tmp_path: Path) -> None:
 def test_the_start_does_not_wait_for_devices_without_link(t: float, missing: int) -> None:
     plane = OutageConfig(kind="unplugged", start_s=0.0, duration_s=10.0)
     assert count_unplugged(devices(plane), t) == missing
+
+
+def test_a_live_run_and_a_replay_have_the_same_loss_windows_at_the_same_instants(
+    tmp_path: Path,
+) -> None:
+    """Both count from the instant at which the run was created, however late its driver begins."""
+    (tmp_path / "windows.toml").write_text(LOSSY)
+    group = FleetConfig(profile="raspberry-pi-4b", link=str(tmp_path / "windows.toml"), count=4)
+    both = Experiment(name="windows", seed=5, fleet=(group,))
+    live, again = (plan_fleet(both, {}) for _ in range(2))
+    applied: dict[str, float] = {}
+    for late_s in (0.0, 3.7, 26.0, 130.0):
+        applied.clear()
+
+        class Applying(Fleet):
+            async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+                for name, one in conditions.items():
+                    assert one.shape is not None
+                    applied[name] = one.shape.loss_ratio
+                await super().apply(conditions)
+
+        async def run(late_s: float = late_s) -> None:
+            fleet, stop, store = Applying(), StopControl(), new_store(tmp_path / f"{late_s}")
+            with anyio.fail_after(LIMIT_S):
+                async with (
+                    anyio.create_task_group() as tasks,
+                    follow_schedules(fleet, live, store, stop, tasks, 1.0, lambda: late_s),
+                ):
+                    await fleet.applied.wait()
+            store.close()
+
+        anyio.run(run)
+        for device in again:
+            replayed = path_of(device.schedule, "up", 1e5).at(late_s).loss_ratio
+            assert applied[device.spec.name] == pytest.approx(replayed)
+    assert len(set(applied.values())) == 4, "each device has windows of its own"
