@@ -83,8 +83,8 @@ OWN = Quality(correct=3)
 """Of a personal model on its held-out examples."""
 
 ROUNDS = 6
-RBCS_F = SelectionConfig(policy="rbcs-f", per_round=2, beta=0.3)
-WHOLE_FLEET = SelectionConfig(policy="uniform", per_round=len(NAMES))
+RBCS_F = SelectionConfig(policy="rbcs-f", estimator="ridge", per_round=2, beta=0.3)
+WHOLE_FLEET = SelectionConfig(policy="uniform", estimator="ridge", per_round=len(NAMES))
 
 RULES: dict[str, Any] = {"min_devices": len(NAMES), "join_timeout_s": 30.0}
 CASES: dict[str, dict[str, Any]] = {
@@ -101,6 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
     "loss queries": {
         "selection": SelectionConfig(
             policy="power-of-choice",
+            estimator="ridge",
             variant="pow-d",
             per_round=1,
             candidates=3,
