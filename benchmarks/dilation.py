@@ -194,7 +194,7 @@ def measure(setting: tuple[int, int, str], options: argparse.Namespace) -> Measu
         waiting = runnable_tasks() if options.others is None else options.others
         begun, busy_s = time.monotonic(), _others_s()
         done = subprocess.run(
-            guarded(command), capture_output=True, text=True, check=False, timeout=LIMIT_S
+            guarded(command), capture_output=True, encoding="utf-8", check=False, timeout=LIMIT_S
         )
         if done.returncode:
             raise RunError(f"the run failed: {done.stderr.strip()[-300:]}")

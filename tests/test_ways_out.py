@@ -22,7 +22,13 @@ from fairbed.wire.printable import Printable, csv_cell, latex, one_line, printab
 from tests.test_architecture import MODULES, ROOT
 
 COMMANDS = (
-    *("testbed/cli/", "testbed/flower/cli.py", "testbed/lab/cli", "testbed/web/cli.py"),
+    *(
+        "testbed/cli/",
+        "testbed/flower/cli.py",
+        "testbed/lab/cli",
+        "testbed/packs/cli",
+        "testbed/web/cli.py",
+    ),
     "device_agent/cli.py",
 )
 """Modules of the commands. They print, to streams that their `main` has made printable."""
