@@ -51,6 +51,8 @@ def windows(folder: Path) -> tuple[torch.Tensor, torch.Tensor, int]:
     Characters are numbered as Fairbed numbers those of the whole folder.
     """
     texts = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.txt"))]
+    if not texts:
+        raise SystemExit(f"{folder}: must have texts, *.txt, got none; name their folder: --folder")
     known = sorted(set("".join(texts)))
     numbers = {character: at for at, character in enumerate(known, start=FIRST_TOKEN)}
     rows = []
