@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from fairbed.coordinator.report.findings import counted
 from fairbed.coordinator.store import resolve_run
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.api.errors import one_line_errors
@@ -54,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(about).decode())
         return DONE
     print(
-        f"{printable(str(out))}: {len(manifest.runs)} runs, {len(manifest.files)} files, "
+        f"{printable(str(out))}: {counted(len(manifest.runs), 'run')}, {len(manifest.files)} files, "
         f"{total / 1e6:,.1f} MB, packed {out.stat().st_size / 1e6:,.1f} MB"
     )
     if manifest.left_out:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from fairbed.coordinator.report.findings import counted
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.cli import DONE, FAILED, count_option
 from fairbed.testbed.errors import UsageError
@@ -38,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(about).decode())
     else:
         print(
-            f"{printable(str(folder))}: {len(manifest.runs)} runs, {len(manifest.files)} files; "
+            f"{printable(str(folder))}: {counted(len(manifest.runs), 'run')}, {len(manifest.files)} files; "
             "its README.md describes them"
         )
     return DONE
@@ -144,6 +145,8 @@ def _print(found: list[Rerun], folder: Path) -> None:
             print(f"{printable(one.folder)}: {one.outcome}: {printable(line)}")
     counts = Counter(one.outcome for one in found)
     words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
-    print(f"{len(found)} runs: {words}; the new ones are in {printable(str(folder / AGAIN))}")
+    print(
+        f"{counted(len(found), 'run')}: {words}; the new ones are in {printable(str(folder / AGAIN))}"
+    )
     if not counts["different"] and counts["equal"]:
         print("no difference in any number of a replay that was run again", file=sys.stderr)

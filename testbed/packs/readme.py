@@ -1,5 +1,6 @@
 """The page of a pack, for a person without Fairbed."""
 
+from fairbed.coordinator.report.findings import counted
 from fairbed.testbed.packs.manifest import LOCK, MANIFEST, Manifest
 from fairbed.wire.printable import printable
 
@@ -7,9 +8,8 @@ from fairbed.wire.printable import printable
 def readme(manifest: Manifest) -> str:
     """Return the page as Markdown."""
     replays = sum(run.clock == "virtual" for run in manifest.runs)
-    runs = "1 run" if len(manifest.runs) == 1 else f"{len(manifest.runs)} runs"
     lines = [
-        f"# {printable(manifest.name)}: {runs} of Fairbed",
+        f"# {printable(manifest.name)}: {counted(len(manifest.runs), 'run')} of Fairbed",
         "",
         f"Packed {manifest.packed} by Fairbed {manifest.fairbed}. {MANIFEST} has the size and the "
         f"SHA-256 of each file, and {LOCK} the versions of all packages.",
@@ -18,7 +18,7 @@ def readme(manifest: Manifest) -> str:
         "    fairbed unpack PACK --verify   # checks it, and lists what this machine lacks",
         "    fairbed unpack PACK --rerun    # runs its replays again, and compares every number",
         "",
-        f"{replays} of the runs are replays: they have the same numbers on each machine with the "
+        f"Replays ({replays} of {len(manifest.runs)}) have the same numbers on each machine with the "
         "same packages. Live runs have the times of their machine.",
         "",
     ]
