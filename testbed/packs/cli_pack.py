@@ -55,8 +55,8 @@ def main(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(about).decode())
         return DONE
     print(
-        f"{printable(str(out))}: {counted(len(manifest.runs), 'run')}, {len(manifest.files)} files, "
-        f"{total / 1e6:,.1f} MB, packed {out.stat().st_size / 1e6:,.1f} MB"
+        f"{printable(str(out))}: {counted(len(manifest.runs), 'run')}, "
+        f"{len(manifest.files)} files, {total / 1e6:,.1f} MB, packed {out.stat().st_size / 1e6:,.1f} MB"
     )
     if manifest.left_out:
         places = ", ".join(one.place for one in manifest.left_out[:3])

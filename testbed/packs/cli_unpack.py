@@ -39,8 +39,8 @@ def main(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(about).decode())
     else:
         print(
-            f"{printable(str(folder))}: {counted(len(manifest.runs), 'run')}, {len(manifest.files)} files; "
-            "its README.md describes them"
+            f"{printable(str(folder))}: {counted(len(manifest.runs), 'run')}, "
+            f"{len(manifest.files)} files; its README.md describes them"
         )
     return DONE
 
