@@ -56,7 +56,8 @@ def main(options: argparse.Namespace) -> int:
         return DONE
     print(
         f"{printable(str(out))}: {counted(len(manifest.runs), 'run')}, "
-        f"{len(manifest.files)} files, {total / 1e6:,.1f} MB, packed {out.stat().st_size / 1e6:,.1f} MB"
+        f"{len(manifest.files)} files, {total / 1e6:,.1f} MB, "
+        f"packed {out.stat().st_size / 1e6:,.1f} MB"
     )
     if manifest.left_out:
         places = ", ".join(one.place for one in manifest.left_out[:3])

@@ -145,8 +145,7 @@ def _print(found: list[Rerun], folder: Path) -> None:
             print(f"{printable(one.folder)}: {one.outcome}: {printable(line)}")
     counts = Counter(one.outcome for one in found)
     words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
-    print(
-        f"{counted(len(found), 'run')}: {words}; the new ones are in {printable(str(folder / AGAIN))}"
-    )
+    place = printable(str(folder / AGAIN))
+    print(f"{counted(len(found), 'run')}: {words}; the new ones are in {place}")
     if not counts["different"] and counts["equal"]:
         print("no difference in any number of a replay that was run again", file=sys.stderr)

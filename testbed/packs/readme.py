@@ -18,8 +18,8 @@ def readme(manifest: Manifest) -> str:
         "    fairbed unpack PACK --verify   # checks it, and lists what this machine lacks",
         "    fairbed unpack PACK --rerun    # runs its replays again, and compares every number",
         "",
-        f"Replays ({replays} of {len(manifest.runs)}) have the same numbers on each machine with the "
-        "same packages. Live runs have the times of their machine.",
+        f"Replays ({replays} of {len(manifest.runs)}) have the same numbers on each machine with "
+        "the same packages. Live runs have the times of their machine.",
         "",
     ]
     if manifest.paths:
