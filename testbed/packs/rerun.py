@@ -28,6 +28,14 @@ MOVED = frozenset({"config_hash", "text"})
 
 MAX_SHOWN = 3
 
+REPLAY = """
+import sys
+sys.path[:] = [path for path in sys.path if path]
+from fairbed.testbed.cli.main import console
+sys.exit(console())
+"""
+"""Runs `fairbed` without modules of the working directory, where a pack may have a `numpy.py`."""
+
 
 class Rerun(Struct, frozen=True, kw_only=True):
     """A run that was run again, or why it was not."""
@@ -122,8 +130,10 @@ def _environment(folder: Path, manifest: Manifest, paths: Sequence[str]) -> dict
     if has_data or (folder / DATA).is_dir() or FOLDER_VARIABLE not in found:
         found[FOLDER_VARIABLE] = str((folder / DATA).resolve())
     own = [str((folder / path).resolve()) for path in paths]
-    before = found.get("PYTHONPATH")
-    found["PYTHONPATH"] = os.pathsep.join([*own, *([before] if before else [])])
+    root = str(folder.resolve())
+    before = map(os.path.realpath, filter(None, found.get("PYTHONPATH", "").split(os.pathsep)))
+    others = [path for path in before if os.path.commonpath([path, root]) != root]
+    found["PYTHONPATH"] = os.pathsep.join([*own, *others])
     return found
 
 
@@ -134,7 +144,7 @@ def _again(
     target.parent.mkdir(parents=True, exist_ok=True)
     own = target.with_suffix(".toml")
     own.write_text(experiment.without_rooms.resolved_toml(), encoding="utf-8")
-    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "replay", str(own)]
+    command = [sys.executable, "-c", REPLAY, "replay", str(own)]
     done = subprocess.run(
         guarded([*command, "--out", str(target), "--threads", "1", "--json"]),
         cwd=folder / WORK,

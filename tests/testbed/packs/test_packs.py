@@ -1,6 +1,7 @@
 """A colleague without sources and data checks a pack, and runs its replays again."""
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -213,7 +214,13 @@ def test_a_grid_whose_arms_share_cohorts(
     assert main(["pack", "g", "-o", str(tmp_path / "g.tar.zst")]) == 0
     monkeypatch.chdir(tmp_path)
     shutil.rmtree(work)
-    again = answer(capsys, "unpack", "g.tar.zst", "--rerun")
+    answer(capsys, "unpack", "g.tar.zst")
+    (tmp_path / "g" / "work").mkdir()
+    for name in ("numpy", "json", "usercustomize"):  # code that no experiment names
+        (tmp_path / "g" / "work" / f"{name}.py").write_text("open('../ran', 'w').close()")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", os.environ.get("PYTHONPATH", "")]))
+    again = answer(capsys, "unpack", "g", "--rerun")
+    assert not (tmp_path / "g" / "ran").exists()
     assert again == [
         {"folder": f"grid/runs/{arm}/0", "outcome": "equal", "lines": []}
         for arm in ("follower", "leader")
