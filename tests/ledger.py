@@ -13,8 +13,8 @@ import pytest
 SAMPLE_S = 0.02
 MEGABYTE = 1e6
 GARBAGE_BYTES = 10 * MEGABYTE
-"""Growth of this process from which on its garbage is collected before it counts: among all that a
-worker has imported, Python seldom does."""
+"""Growth of this process, since its garbage was last collected, from which on it is collected before
+it counts: among all that a worker has imported, Python seldom does."""
 LARGEST = 8
 """Lines that hold most, named if memory grew too much."""
 
@@ -82,12 +82,13 @@ async def watch_memory(**pids: int) -> AsyncIterator[Peaks]:
     peaks = Peaks()
 
     async def sample_own(traced: Callable[[], int]) -> None:
+        live = 0
         while True:
             await anyio.sleep(SAMPLE_S)
             grown = traced()
-            if grown > peaks.grown["tests"] + GARBAGE_BYTES:
+            if grown > live + GARBAGE_BYTES:
                 gc.collect()
-                grown = traced()
+                grown = live = traced()
                 if grown > peaks.grown["tests"] + GARBAGE_BYTES:
                     lines = tracemalloc.take_snapshot().statistics("lineno")[:LARGEST]
                     peaks.holders = "\n".join(map(str, lines))

@@ -218,7 +218,7 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
         kind, weight = _kind(node, flow, large.shapes)
         if kind and not is_fixed and node.output[0] in grows and node.output[0] not in summed:
             flops = _multiplied(node, large.shapes) * _filled(node, made, large.shapes)
-            if of_kernel := _spread(node, made, large.shapes):
+            if of_kernel := _spread(node, made, large.shapes, is_forward=is_forward):
                 kind, flops = "depthwise_flops", of_kernel
             if weight:
                 if kind == "matrix_flops" and passed & products.bit(weight):
@@ -322,22 +322,29 @@ def _filled(node: Any, made: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     return math.prod(shapes[apart.input[0]]) / math.prod(shapes[apart.output[0]])
 
 
-def _spread(node: Any, made: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> float:
+def _spread(
+    node: Any,
+    made: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    is_forward: bool,
+) -> float:
     """Return the operations of a depthwise convolution that is written as a product.
 
     Its first operand is the product of the kernel and of the places of each offset, which are a
-    constant of booleans. 0 for another node.
+    constant of booleans. In the gradient, its columns are the positions of the result. 0 for
+    another node.
     """
     above = _above(node, made, 0)
-    is_turned = above is not None and above.op_type == "Transpose"
-    spread = _above(above, made, 0) if is_turned else above
+    is_transposed = above is not None and above.op_type == "Transpose"
+    spread = _above(above, made, 0) if is_transposed else above
     kernel = _above(spread, made, 0)
     places = _above(kernel, made, 1)
     chain = [None if each is None else each.op_type for each in (node, spread, kernel, places)]
     if places is None or chain != ["MatMul", "Reshape", "MatMul", "Cast"]:
         return 0.0
     groups, rows, columns = shapes[node.input[0]]
-    results = groups * (columns if is_turned else rows) * shapes[node.output[0]][-1]
+    results = groups * (rows if is_forward else columns) * shapes[node.output[0]][-1]
     return 2.0 * results * shapes[places.output[0]][0]
 
 
