@@ -195,22 +195,33 @@ def replay_baseline(grid: Grid, runs: int, jobs: int) -> list[RunMeasures]:
         RunError: A replay failed, or the command was interrupted.
     """
     (arm,) = (arm for arm in grid.arms if arm.name == grid.baseline)
-    alone = replace(grid, arms=(arm,), seeds=tuple(range(runs)))
-    found = dict[int, RunMeasures]()
-    with tempfile.TemporaryDirectory() as folder, progress(runs, "replays", "intervals") as bar:
+    (found,) = replay_arms(replace(grid, arms=(arm,)), runs, jobs)
+    return found
+
+
+def replay_arms(grid: Grid, runs: int, jobs: int) -> list[list[RunMeasures]]:
+    """Replay all arms of a grid with the seeds 0 to runs - 1; return the measures of each arm.
+
+    Raises:
+        RunError: A replay failed, or the command was interrupted.
+    """
+    grid = replace(grid, seeds=tuple(range(runs)))
+    found = dict[tuple[str, int], RunMeasures]()
+    cells = len(grid.arms) * runs
+    with tempfile.TemporaryDirectory() as folder, progress(cells, "replays", "intervals") as bar:
         out = Path(folder)
 
         def keep(result: CellResult) -> None:
             if result.outcome.measured is None:
-                raise RunError(f"seed {result.seed}: {result.outcome.problem}")
-            found[result.seed] = result.outcome.measured
+                raise RunError(f"{result.arm}, seed {result.seed}: {result.outcome.problem}")
+            found[result.arm, result.seed] = result.outcome.measured
             shutil.rmtree(out / result.folder)
             bar.advance()
 
-        is_whole = anyio.run(run_cells, alone, out, jobs, keep)
+        is_whole = anyio.run(run_cells, grid, out, jobs, keep)
     if not is_whole:
         raise RunError("interrupted; the same command starts again")
-    return [found[seed] for seed in range(runs)]
+    return [[found[arm.name, seed] for seed in grid.seeds] for arm in grid.arms]
 
 
 def aa_coverage(pool: Sequence[RunMeasures], draws: int) -> list[Row]:
