@@ -22,7 +22,7 @@ name = "rbcs-f"
 set = { "selection.policy" = "rbcs-f" }
 [[contrast]]
 name = "fair"
-factors = { "selection.policy" = ["uniform", "rbcs-f"], "aggregation.rule" = ["fedavg", "q-fedavg"] }
+factors = {"selection.policy" = ["uniform","rbcs-f"], "aggregation.rule" = ["fedavg","q-fedavg"]}
 [tune]
 seeds = 1
 [[tune.space]]
