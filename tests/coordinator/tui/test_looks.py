@@ -1,7 +1,7 @@
 """What every screen looks like in each of its states: golden files, written by `just snap`.
 
-With all colours at three sizes; in the rest of the tests also with 16 colours and with none, where
-characters must carry every meaning.
+With all colours at two sizes, one also on a large terminal; in the rest of the tests also without
+colours, where characters must carry every meaning, and two with 16 colours.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from fairbed.coordinator.store.tables import AlertRow, EventRow
 from fairbed.wire.messages import OperatorAnswer, OperatorCommand
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.tui.conftest import Colours, Looks
+from tests.coordinator.tui.screen import SMALL, WIDE, WIDEST
 
 pytestmark = pytest.mark.anyio
 
@@ -30,11 +31,12 @@ class State(NamedTuple):
     """Keys for commands are offered."""
     is_dialog: bool = False
     """Covers a screen, which 16 colours cannot show dimmed behind it."""
+    sizes: tuple[tuple[int, int], ...] = (SMALL, WIDE)
 
 
 STATES = (
     State("overview", "finished"),
-    State("live", "live", is_steered=True),
+    State("live", "live", is_steered=True, sizes=(SMALL, WIDE, WIDEST)),
     State("waiting", "waiting"),
     State("alerts", "alerts"),
     State("interrupted", "interrupted"),
@@ -46,6 +48,9 @@ STATES = (
     State("jump", "finished", ("g",), is_dialog=True),
     State("help", "finished", ("question_mark",), is_dialog=True),
 )
+
+WITH_16_COLOURS = ("live", "card")
+"""A screen and a dialog."""
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +97,17 @@ async def answer(command: OperatorCommand) -> OperatorAnswer | None:
 
 
 @pytest.mark.parametrize(
-    "colours",
+    ("state", "colours"),
     [
-        "all",
-        pytest.param("none", marks=pytest.mark.full),
-        pytest.param("16", marks=pytest.mark.full),
+        *(pytest.param(state, "all", id=state.name) for state in STATES),
+        *(
+            pytest.param(state, colours, id=f"{state.name}-{colours}", marks=pytest.mark.full)
+            for state in STATES
+            for colours in ("none", "16")
+            if colours == "none" or state.name in WITH_16_COLOURS
+        ),
     ],
 )
-@pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
 async def test_a_state_looks_as_it_should(
     folder: Path,
     state: State,
@@ -112,6 +120,7 @@ async def test_a_state_looks_as_it_should(
         Path(state.run),
         f"{state.name}-16" if state.is_dialog and colours == "16" else state.name,
         state.keys,
+        sizes=state.sizes,
         colours=colours,
         send_command=answer if state.is_steered else None,
     )
