@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairbed.coordinator.task.recipes import MODELS, default_recipe
+from fairbed.coordinator.task.recipes import MODEL_NAMES, default_recipe
 from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.load import population_names
 from fairbed.testbed.cli import DONE, EXAMPLES
@@ -212,7 +212,7 @@ def _answers(options: argparse.Namespace) -> Answers:
         advice = "; give --label COLUMN" if rule[1] else ""
         raise UsageError(f"init: {rule[0]}{advice}") from exc
     model = options.model or _ask(
-        f"Model ({', '.join(MODELS)}, or package.module:Name)", _suitable_model(data)
+        f"Model ({', '.join(MODEL_NAMES)}, or package.module:Name)", _suitable_model(data)
     )
     profiles = options.devices or _ask(
         "Device profiles or populations, with commas (fairbed profiles list)", DEFAULT_FLEET
