@@ -12,7 +12,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, O
 from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
 from fairbed.testbed.experiment.datasets.published_files import check_folder, find
-from fairbed.testbed.experiment.published import PUBLISHED, how_to_get
+from fairbed.testbed.experiment.published import PUBLISHED, Published, how_to_get
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.labels import listed
 from fairbed.wire.plugins import Registered, installed
@@ -125,6 +125,8 @@ class DatasetStatus:
     """Place, broken rule and value found; empty if available."""
     what_to_do: str = ""
     """Remedy for the problem; empty if available."""
+    published: Published | None = None
+    """Files, users, licence and citation of a data set that is read by name."""
 
 
 def describe_all(environment: Mapping[str, str]) -> list[DatasetStatus]:
@@ -180,6 +182,7 @@ def _status_from_headers(name: str, environment: Mapping[str, str]) -> DatasetSt
         where=where,
         description=PUBLISHED[name].description,
         n=n,
+        published=PUBLISHED[name],
     )
 
 
@@ -229,6 +232,7 @@ def _status_by_loading(
         features=[] if data.encoding is None else list(data.encoding.features),
         notes=list(data.notes),
         guess=data.guess,
+        published=PUBLISHED.get(config.name),
         sha256="" if data.origin == "generated" else data.sha256,
     )
 
@@ -247,4 +251,5 @@ def _unavailable(name: str, where: str, exc: DatasetError) -> DatasetStatus:
         where=where,
         problem=f"{exc.where}: {exc.problem}",
         what_to_do=exc.what_to_do,
+        published=PUBLISHED.get(name),
     )
