@@ -180,7 +180,7 @@ PUBLISHED: Final[Mapping[str, Published]] = MappingProxyType(
                 suffix=".bin",
             ),
             reader="cifar:load_cifar",
-            how_to_get="the files *.bin or *.bin.xz of the author's binary version, all or some",
+            how_to_get="the files *.bin or *.bin.xz of the author's binary version (all or some)",
             limit="single files have no published checksum: the origin is unverified",
         ),
         "cifar100": Published(
@@ -198,7 +198,7 @@ PUBLISHED: Final[Mapping[str, Published]] = MappingProxyType(
                 suffix=".bin",
             ),
             reader="cifar:load_cifar",
-            how_to_get="the files *.bin or *.bin.xz of the author's binary version, all or some",
+            how_to_get="the files *.bin or *.bin.xz of the author's binary version (all or some)",
             limit="single files have no published checksum: the origin is unverified; the reader "
             "was tested on files of this layout that a test writes, not on the published ones",
         ),
@@ -227,7 +227,7 @@ PUBLISHED: Final[Mapping[str, Published]] = MappingProxyType(
                 ),
             ),
             reader="adult:load_adult",
-            how_to_get="adult.data and adult.test of the UCI repository, also as .gz",
+            how_to_get="adult.data and adult.test of the UCI repository (also as .gz)",
             limit="q-FFL and AFL train on the categories alone; which features CoreFed used is "
             "open",
         ),
@@ -313,8 +313,8 @@ PUBLISHED: Final[Mapping[str, Published]] = MappingProxyType(
                 )
             ),
             reader="berka:load_berka",
-            how_to_get="loan.asc, account.asc, district.asc, order.asc and, if you have it, "
-            "trans.asc of data_berka.zip of the PKDD'99 challenge",
+            how_to_get="loan.asc, account.asc, district.asc, order.asc (and trans.asc, if at hand) "
+            "of data_berka.zip of the PKDD'99 challenge",
             limit="without trans.asc the three features of transactions are left out, so numbers "
             "are not comparable with the source",
         ),
@@ -361,9 +361,8 @@ PUBLISHED: Final[Mapping[str, Published]] = MappingProxyType(
                 ),
             ),
             reader="vehicle:load_vehicle",
-            how_to_get="the JSON of LEAF's layout that q-FFL or Ditto makes of it, as "
-            "ditto_vehicle_train_subset.json, also as .xz; the whole set is read as source = "
-            '"FOLDER"',
+            how_to_get="ditto_vehicle_train_subset.json (or .json.xz), a part that Ditto uses "
+            "(the whole set in LEAF's layout is read as data.source)",
             limit="an uneven part of 1,860 of about 43,700 rows, so numbers are not comparable "
             "with q-FFL and Ditto",
         ),
@@ -388,7 +387,7 @@ PUBLISHED: Final[Mapping[str, Published]] = MappingProxyType(
                 ),
             ),
             reader="shakespeare:load_shakespeare",
-            how_to_get="tinyshakespeare.txt (input.txt of karpathy/char-rnn), also as .gz",
+            how_to_get="tinyshakespeare.txt (input.txt of karpathy/char-rnn, also as .gz)",
             limit="a fifth of the plays of LEAF, and roles of one name in two plays are one user, "
             "so numbers are not comparable with q-FFL",
         ),
@@ -401,4 +400,4 @@ def how_to_get(name: str) -> str:
     """Return what a user does to have the files of a data set, one line."""
     found = PUBLISHED[name]
     fetch = f"run fairbed data fetch {name}, or " if found.is_fetched else ""
-    return f"{fetch}put {found.how_to_get}, into a folder {name} and set FAIRBED_DATA to its parent"
+    return f"{fetch}put {found.how_to_get} into a folder {name} and set FAIRBED_DATA to its parent"

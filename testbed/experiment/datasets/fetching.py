@@ -160,6 +160,8 @@ def _reported(address: str) -> Iterator[None]:
     except (OSError, http.client.HTTPException, ValueError) as exc:
         if isinstance(exc, DatasetError):
             raise
+        if isinstance(exc, urllib.error.HTTPError):
+            exc.close()
         reason = f"HTTP {exc.code}" if isinstance(exc, urllib.error.HTTPError) else str(exc)
         reason = one_line(reason or type(exc).__name__, 120)
         raise DatasetError(address, f"must be reachable, got: {reason}", _CHOICE) from exc

@@ -61,11 +61,12 @@ class _File(msgspec.Struct):
 
 
 def json_files(path: Path) -> list[Path]:
-    """Return the files of LEAF's layout at a path, sorted; none if it has another one."""
+    """Return the files of LEAF's layout at a path, by name; none if it has another one."""
     if path.suffix.lower() == SUFFIX:
         return [path]
     for folders in ([path], [path / part for part in PARTS]):
-        if found := sorted(chain.from_iterable(folder.glob(f"*{SUFFIX}") for folder in folders)):
+        found = [file for folder in folders for file in sorted(folder.glob(f"*{SUFFIX}"))]
+        if found:
             return found
     return []
 
