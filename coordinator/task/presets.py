@@ -190,7 +190,7 @@ def text_lstm(classes: int, x_classes: int) -> nn.Module:
         Caldas et al., LEAF, arXiv:1812.01097, and Li et al., q-FFL, ICLR 2020, for Sent140.
     Deviates:
         The sources take GloVe vectors and do not train them; here the embedding begins at random
-        and is trained, unless `[model] weights` and `adaptation` say otherwise.
+        and is trained, unless `[model] weights` and `adaptation` set it.
     """
     last = nn.Sequential(nn.Linear(100, 30), nn.Linear(30, _outputs(classes)))
     return Recurrent(x_classes, 300, 100, last, all_positions=False)

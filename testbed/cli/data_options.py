@@ -16,17 +16,19 @@ def add_data_keys(parser: argparse.ArgumentParser) -> None:
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `fairbed data` and their arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser(
-        "list", help="data sets by name: rows, users, licence, and whether they are here"
-    )
-    verify = actions.add_parser("verify", help="read data sets whole and compare checksums")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=text, description=text)
+
+    listing = action("list", "print data sets: rows, users, licence, and whether they are here")
+    verify = action("verify", "read data sets whole and compare checksums")
     what = "own data as in `[data] source`, or experiment files"
-    for action, default in ((listing, "all"), (verify, "all that are here")):
-        action.add_argument(
+    for one, default in ((listing, "all"), (verify, "all that are here")):
+        one.add_argument(
             "what", metavar="NAME", nargs="*", help=f"data sets (default: {default}), {what}"
         )
-        _add_own(action)
-    show = actions.add_parser("show", help="how a data set is divided over devices, as a picture")
+        _add_own(one)
+    show = action("show", "draw how a data set is divided over devices")
     show.add_argument("what", metavar="NAME", help=f"a data set, {what}")
     show.add_argument(
         "--devices", type=int, metavar="N", help="devices (default: a user each, or 10)"
@@ -34,15 +36,15 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--partition",
         metavar="KIND",
-        help="iid, natural, or dirichlet, class-mix, by-class or consecutive-classes, also with "
-        "its first option: dirichlet:0.5 (default: natural with users)",
+        help="kind of division, also with its first option: dirichlet:0.5 (default: natural if "
+        "the data have users, else iid)",
     )
     show.add_argument("--seed", type=int, metavar="N", help="of the division (default: 1)")
     show.add_argument(
         "--out", type=Path, metavar="FILE", help="a figure that ends in .svg, .pdf, .png or .html"
     )
     _add_own(show)
-    fetch = actions.add_parser("fetch", help="download data sets from the place of their authors")
+    fetch = action("fetch", "download data sets from the place of their authors")
     fetch.add_argument("what", metavar="NAME", nargs="+", help="names of data sets")
     fetch.add_argument(
         "--folder", metavar="DIR", help="folder of the files (default: FAIRBED_DATA/NAME)"
@@ -55,7 +57,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=FETCH_S,
         metavar="S",
-        help="longest time for a file in seconds (default: %(default)g)",
+        help=f"longest time for a file in seconds (default: {FETCH_S:g})",
     )
     fetch.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

@@ -16,7 +16,14 @@ from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.load import population_names
 from fairbed.testbed.cli import DONE, EXAMPLES
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.experiment.data import NAMES, TABLES, TABULAR_NAMES, DataConfig, data_config
+from fairbed.testbed.experiment.data import (
+    NAMES,
+    TABLES,
+    TABULAR_NAMES,
+    TOKEN_NAMES,
+    DataConfig,
+    data_config,
+)
 from fairbed.testbed.experiment.datasets.catalogue import ANY_SEED
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.loading import load
@@ -230,6 +237,8 @@ def _suitable_model(config: DataConfig) -> str:
     """Return a model that accepts the examples: a cnn for images, softmax or an mlp for others."""
     if config.dataset in TABULAR_NAMES:
         return "softmax"
+    if config.dataset in TOKEN_NAMES:
+        return "char-lstm" if config.dataset == "shakespeare" else "text-lstm"
     if not config.is_own:
         return "cnn"
     try:
@@ -237,8 +246,9 @@ def _suitable_model(config: DataConfig) -> str:
         if data.x_classes or data.y_shape:
             what = "takes tokens" if data.x_classes else "has targets of this shape"
             raise UsageError(
-                f"init: no model that ships {what}, got {data.description}; give a module of your "
-                "own: --model package.module:Name"
+                f"init: no model that ships {what}, got {data.description}; give --model "
+                "char-lstm, text-lstm or word-lstm, or a module of your own: --model "
+                "package.module:Name"
             )
         default_recipe("cnn", data.x_shape, data.classes)
     except DatasetError as exc:

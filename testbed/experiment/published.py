@@ -388,7 +388,7 @@ PUBLISHED: Final[Mapping[str, Published]] = MappingProxyType(
             ),
             reader="shakespeare:load_shakespeare",
             how_to_get="tinyshakespeare.txt (input.txt of karpathy/char-rnn, also as .gz)",
-            limit="a fifth of the plays of LEAF, and roles of one name in two plays are one user, "
+            limit="excerpts of the plays of LEAF, and roles of one name in two plays are one user, "
             "so numbers are not comparable with q-FFL",
         ),
     }

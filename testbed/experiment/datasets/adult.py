@@ -1,4 +1,4 @@
-"""Adult: who earns more than 50,000 dollars, by the categories of a census.
+"""Adult: whether a person earns more than 50,000 dollars, by the categories of a census.
 
 Source:
     Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019; Li et al., q-FFL, ICLR 2020: the

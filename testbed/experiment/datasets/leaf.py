@@ -157,11 +157,11 @@ def _decoded(file: str, content: bytes) -> dict[str, _Examples]:
         examples = found.user_data[user]
         sizes = {len(examples.x), len(examples.y), *([] if counts is None else [counts[place]])}
         if len(sizes) > 1:
-            told = "" if counts is None else f", and num_samples {counts[place]}"
+            shown = "" if counts is None else f", and num_samples {counts[place]}"
             raise DatasetError(
                 file,
                 f"x and y of a user must be as many as num_samples, got {len(examples.x)} and "
-                f"{len(examples.y)}{told} for {shortened([user])}",
+                f"{len(examples.y)}{shown} for {shortened([user])}",
                 "get the file again: it may be cut short",
             )
     return found.user_data

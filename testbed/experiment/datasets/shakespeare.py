@@ -40,16 +40,16 @@ def load_shakespeare(name: str, folder: Path) -> Dataset:
 
 
 def roles(text: str) -> dict[str, str]:
-    """Return all that each role says, by its name, roles in the order of their names.
+    """Return the words of each role, by its name, roles in the order of their names.
 
     A speech begins with a line `Name:` and ends with an empty line.
     """
-    said = defaultdict[str, list[str]](list)
+    words = defaultdict[str, list[str]](list)
     for speech in text.split("\n\n"):
-        who, _, lines = speech.strip("\n").partition(":\n")
+        role, _, lines = speech.strip("\n").partition(":\n")
         if lines:
-            said[who.strip()].append(lines)
-    return {who: "\n".join(lines) for who, lines in sorted(said.items())}
+            words[role.strip()].append(lines)
+    return {role: "\n".join(lines) for role, lines in sorted(words.items())}
 
 
 def windows(name: str, text: str) -> Dataset:
@@ -63,14 +63,14 @@ def windows(name: str, text: str) -> Dataset:
         vocabulary=tuple(sorted(set(text))),
     )
     encode = tokenizer(preparation)
-    found = {who: encode(words) for who, words in roles(text).items()}
-    starts = {who: np.arange(0, len(tokens) - length, STRIDE) for who, tokens in found.items()}
-    kept = [who for who in found if len(starts[who]) >= LEAST]
-    n = sum(len(starts[who]) for who in kept)
+    found = {role: encode(text_of_role) for role, text_of_role in roles(text).items()}
+    starts = {role: np.arange(0, len(tokens) - length, STRIDE) for role, tokens in found.items()}
+    kept = [role for role in found if len(starts[role]) >= LEAST]
+    n = sum(len(starts[role]) for role in kept)
     check_memory(name, n * length * np.dtype(np.int64).itemsize)
     places = np.arange(length)
-    x = [found[who][starts[who][:, np.newaxis] + places] for who in kept]
-    y = [found[who][starts[who] + length] - FIRST for who in kept]
+    x = [found[role][starts[role][:, np.newaxis] + places] for role in kept]
+    y = [found[role][starts[role] + length] - FIRST for role in kept]
     left_out = len(found) - len(kept)
     published = PUBLISHED[name]
     return Dataset(
