@@ -357,7 +357,8 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         f"{noise_mark(a.noise.variance_share) if a.noise else ''}, "
         f"standard deviation {text_of(s, 'accuracy_std')}, gap {text_of(s, 'accuracy_gap')}, "
         f"Jain index of accuracy {text_of(s, 'accuracy_jain')}; by {counted}: mean "
-        f"{text_of(s, 'accuracy_pooled')}, worst 10 % {text_of(s, 'accuracy_worst10_pooled')}"
+        f"{text_of(s, 'accuracy_pooled')}, worst 10 % {text_of(s, 'accuracy_worst10_pooled')}, "
+        f"best 10 % {text_of(s, 'accuracy_best10_pooled')}"
     )
     if e is not None:
         text = (
@@ -366,7 +367,10 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         )
     pairs = [("spread", text)]
     if s.aggregation.rule in ("corefed", "propfair"):
-        known = f"mean {ratio(u.average)}, product {_product(u.product)}, least {ratio(u.least)}"
+        known = (
+            f"mean {text_of(s, 'utility_average')}, product {_product(u.product)}, "
+            f"least {text_of(s, 'utility_least')}"
+        )
         text = known if u.least is not None else f"unknown: a loss is {u.M:g} or more"
         pairs.append(("utility", f"{u.M:g} - loss: {text}"))
     return pairs
