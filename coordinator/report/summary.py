@@ -137,6 +137,7 @@ def summarise_run(
         test_bytes = reader.test_bytes()
         fleet_stats = reader.fleet_stats()
         own, own_of_devices = own_numbers(facts), own_numbers_of_devices(facts)
+        served = [facts.served.note] if facts.served.note else []
         by_name = reader.latest_client_metrics()
         client_metrics = summaries([row for row in by_name if row.better is None])
         named = [row for row in by_name if row.better is not None]
@@ -242,7 +243,9 @@ def summarise_run(
             for row in alerts
         ],
         divergence=_divergence(diverged),
-        warnings=_warnings(warned, alerts, exchange, {"evaluation": notes, "test-noise": noise}),
+        warnings=_warnings(
+            warned, alerts, exchange, {"evaluation": notes, "served": served, "test-noise": noise}
+        ),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -254,7 +257,7 @@ def summarise_run(
         aggregated={row.name: row.aggregated for row in fleet},
         task=info.row.task,
         **model,
-        evaluation_notes=[*notes, *noise],
+        evaluation_notes=[*notes, *served, *noise],
         exchange=exchange,
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds, has_guarantee=info.plan.beta is not None),

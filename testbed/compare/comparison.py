@@ -607,12 +607,12 @@ def _utilities(grid: Grid, known: Sequence[str]) -> str:
         return ""
     ms = {arm.experiment.aggregation.M for arm in grid.arms}
     of = "the largest aggregation.M of the arms, for all of them" if len(ms) > 1 else "that of all"
-    n = grid.arms[0].experiment.shards
     return (
-        f"Utilities are M - loss on held-out examples with M = {max(ms):g} ({of}): a ratio sum of "
-        f"at most n devices (of {n}) shows that no group gains by the model of {grid.baseline}, a "
-        "core margin of at most 1 that none gains by that of another arm with the seed; other "
-        "models are not tested (fairbed core)"
+        f"Utilities are M - loss of the global model on held-out examples, M = {max(ms):g} ({of}): "
+        "a ratio sum of at most the number of devices, which is that of "
+        f"{grid.baseline} itself, shows that no group of devices gains by the model of "
+        f"{grid.baseline}, and a core margin of at most 1 that none gains by that of another arm "
+        "with the seed; other models are not tested (fairbed core)"
     )
 
 

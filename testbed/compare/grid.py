@@ -381,8 +381,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         has_energy=has_energy,
     )
     if trains:
-        measured = {x for arm in arms for x in arm.experiment.evaluation.metrics}
-        compared += named_keys(sorted({name.rpartition(":")[2] for name in measured}))
+        compared += named_keys(sorted({name for arm in arms for name in _named(arm)}))
     described = [metric.key for metric in known_metrics() if metric.better is None]
     described += [RATIO_SUM, CORE_MARGIN] if trains else []
     primary = _metric("primary", config.primary or (quality if trains else TOTAL_TIME), compared)
@@ -463,15 +462,23 @@ def _tuning(
     is_error = all(arm.experiment.model.task == "regression" for arm in arms)
     default = POOLED_ERROR if is_error else POOLED_ACCURACY
     criterion = _metric("tune.criterion", tune.criterion or default, compared)
-    better = {metric.key: metric.better for metric in known_metrics()}
-    if criterion not in better or criterion in keys_of("attack"):
+    own_sides = {metric.key: metric.better for metric in known_metrics()}
+    named = set.intersection(*(set(_named(arm)) for arm in arms))
+    if criterion in named_keys(named):
+        return Tuning(own, criterion, None, tune.halving)
+    if criterion not in own_sides or criterion in keys_of("attack"):
         raise ValueError(
             f"tune.criterion: must be a metric of every run, got {criterion!r}; use "
-            f"{', '.join(scores())}"
+            f"{', '.join([*scores(), *named_keys(sorted(named))])}"
         )
-    side = better[criterion]
+    side = own_sides[criterion]
     assert side is not None, "compared metrics have a better side"
     return Tuning(own, criterion, side, tune.halving)
+
+
+def _named(arm: Arm) -> list[str]:
+    """Return the names of the metrics of `evaluation.metrics` of an arm."""
+    return [name.rpartition(":")[2] for name in arm.experiment.evaluation.metrics]
 
 
 def _check_tuned(arm: Arm, factors: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ def _effects(
 ) -> Iterator[str]:
     has_margin = any(effect.equivalence is not None for effect in effects)
     has_flips = any(effect.p_sign_flip is not None for effect in effects)
-    heads = ["", "effect", "$n$", "$p$"]
+    heads = ["kind", "effect", "$n$", "$p$"]
     heads += ["$p$, sign flips"] if has_flips else []
     heads += ["verdict", *(["equivalence"] if has_margin else [])]
     heading = metric.heading[:1].upper() + metric.heading[1:]
@@ -75,7 +75,7 @@ def _effects(
     yield r"\centering"
     yield rf"\caption{{{latex(f'{heading}{unit}: effects of contrast {name}.')}}}"
     yield rf"\label{{tab:{_label(f'{comparison.name}-{name}-{metric.key}')}}}"
-    yield rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
+    yield rf"\begin{{tabular}}{{ll{'r' * (len(heads) - 1)}}}"
     yield r"\toprule"
     yield _row(latex(""), heads)
     yield r"\midrule"

@@ -1,8 +1,8 @@
 """Utilities of the arms of a grid: CoreFed's numbers, with the models of other arms. Pure.
 
     u_i = M - F_i on the held-out examples of device i
-    ratio sum    sum_i u_i(baseline) / u_i(arm): below n no group of devices gains by leaving for
-                 the model of the baseline
+    ratio sum    sum_i u_i(baseline) / u_i(arm): up to n no group of devices gains by leaving for
+                 the model of the baseline, whose own ratio sum is n
     core margin  max over the models of the other arms of max_s rho_(s) s / n, with rho_(1) >= ...
                  the ratios of the utilities: above 1 a group of s devices gains by leaving
 
@@ -31,7 +31,6 @@ Losses: TypeAlias = Mapping[str, float | None]
 Found: TypeAlias = dict[str, float | str]
 """Values by key; a text is why there is none."""
 
-IS_BASELINE = "it is the baseline"
 ALONE = "there is no other arm"
 OTHER_DEVICES = "arms have other devices with held-out examples"
 UNKNOWN = "the losses of the devices are unknown, or there are too many devices"
@@ -73,7 +72,7 @@ def pairs_of(seed: Mapping[str, Losses | None], M: float, baseline: str) -> dict
     """
     return {
         arm: {
-            RATIO_SUM: _ratio_sum(own, seed[baseline], M) if arm != baseline else IS_BASELINE,
+            RATIO_SUM: _ratio_sum(own, seed[baseline], M),
             CORE_MARGIN: _margin(own, [seed[other] for other in seed if other != arm], M),
         }
         for arm, own in seed.items()

@@ -65,7 +65,7 @@ def _has_errors(s: "RunSummary") -> bool:
 
 
 def _has_accuracies(s: "RunSummary") -> bool:
-    """Return whether a run states these numbers: without personal models there are the global ones."""
+    """Return whether a run states them: without personal models they are the global model's."""
     return s.personal is not None and s.task != "regression"
 
 
