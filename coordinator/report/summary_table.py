@@ -357,8 +357,7 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         f"{noise_mark(a.noise.variance_share) if a.noise else ''}, "
         f"standard deviation {text_of(s, 'accuracy_std')}, gap {text_of(s, 'accuracy_gap')}, "
         f"Jain index of accuracy {text_of(s, 'accuracy_jain')}; by {counted}: mean "
-        f"{text_of(s, 'accuracy_pooled')}, worst 10 % {text_of(s, 'accuracy_worst10_pooled')}, "
-        f"best 10 % {text_of(s, 'accuracy_best10_pooled')}"
+        f"{text_of(s, 'accuracy_pooled')}, worst 10 % {text_of(s, 'accuracy_worst10_pooled')}"
     )
     if e is not None:
         text = (

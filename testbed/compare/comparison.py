@@ -403,8 +403,10 @@ class _FinishedCell:
     def put(self, key: str, value: float | str) -> None:
         """Set a metric to a value, or to None for the reason that is given."""
         self.missing.pop(key, None)
-        is_known = not isinstance(value, str)
-        self.add(key, value if is_known else None, "" if is_known else value)
+        if isinstance(value, str):
+            self.add(key, None, value)
+        else:
+            self.add(key, value, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -463,7 +463,6 @@ MODEL = (
         source=Summary("accuracy.best10_pooled"),
         why_none=_NO_ACCURACY,
         json="accuracy.best10_pooled",
-        show="spread",
         compare=_shown("best by n", "more", WORST_SHARE),
     ),
     _of_model(

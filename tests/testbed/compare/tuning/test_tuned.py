@@ -259,7 +259,8 @@ def test_the_criterion_may_be_a_metric_by_name_with_its_own_side(
         found = list[CellResult]()
         for cell in cells:
             rate = cell.arm.experiment.training.learning_rate
-            base = result(cell.arm.name, cell.seed, slope=0.1, **{criterion: 1.0 + rate})
+            values: dict[str, Any] = {criterion: 1.0 + rate}
+            base = result(cell.arm.name, cell.seed, slope=0.1, **values)
             measured = base.outcome.measured
             assert measured is not None
             outcome = CellOutcome(measured=msgspec.structs.replace(measured, named=sides))
@@ -309,7 +310,8 @@ def test_a_metric_by_name_as_criterion_is_one_of_every_arm_with_one_side(tmp_pat
     def run(cells: Sequence[GridCell]) -> list[CellResult]:
         found = list[CellResult]()
         for cell in cells:
-            base = result(cell.arm.name, cell.seed, slope=0.1, **{"metric.top3": 0.5})
+            values: dict[str, Any] = {"metric.top3": 0.5}
+            base = result(cell.arm.name, cell.seed, slope=0.1, **values)
             assert base.outcome.measured is not None
             side = "more" if cell.arm.name.startswith("one") else "less"
             measured = msgspec.structs.replace(base.outcome.measured, named={"top3": side})
