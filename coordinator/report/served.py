@@ -12,7 +12,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fairbed.coordinator.algorithms.fairness import ErrorSummary, FairnessSummary
-from fairbed.coordinator.report.quality import ScoreRow, accuracies_of, errors_of
+from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise
+from fairbed.coordinator.report.quality import (
+    ScoreRow,
+    accuracies_of,
+    counted_tests,
+    errors_of,
+    noise_of,
+)
 
 if TYPE_CHECKING:
     from fairbed.coordinator.report.facts import RunFacts
@@ -40,6 +47,11 @@ class ServedModels:
     def errors(self) -> ErrorSummary | None:
         """Over devices; None unless the task is regression."""
         return errors_of(self.rows)
+
+    @cached_property
+    def noise(self) -> SamplingNoise | None:
+        """Of the test sets in the accuracies; None as `noise_of` has it."""
+        return noise_of(counted_tests(self.rows)) if self.rows else None
 
     @property
     def note(self) -> str:

@@ -473,7 +473,7 @@ MODEL = (
         json="error.rmse_best10",
         show="error",
         report="Error",
-        compare=_shown("RMSE best", "less", ERROR),
+        compare=_shown("RMSE best", "less", ERROR, group="quality"),
     ),
     _of_model(
         "rmse_std",
@@ -564,14 +564,14 @@ MODEL = (
     _of_auroc(
         "auroc_worst10_by_examples",
         "worst 10 % AUROC by examples",
-        "The same over the worst tenth of the devices",
+        "Area under the ROC curve, mean over the worst tenth of the devices by examples",
         _of_tenths("worst10"),
         _shown("AUROC worst by n", "more", WORST_SHARE, group="quality"),
     ),
     _of_auroc(
         "auroc_best10_by_examples",
         "best 10 % AUROC by examples",
-        "The same over the best tenth of the devices",
+        "Area under the ROC curve, mean over the best tenth of the devices by examples",
         _of_tenths("best10"),
         _shown("AUROC best by n", "more", WORST_SHARE, group="quality"),
     ),

@@ -14,6 +14,7 @@ from fairbed.coordinator.report.measures.entry import (
     Number,
     RunMeasure,
 )
+from fairbed.coordinator.report.measures.noise import noise_measures, part_of_noise
 from fairbed.coordinator.report.measures.scales import (
     ERROR,
     SHARE,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 NO_SCORES = "devices train personal models, and no score of one is known"
 NOT_EVALUATED = "the model was not evaluated"
 NO_ACCURACY = "the task is regression, or the client measures no accuracy"
+NO_NOISE = "fewer than two devices have held-out examples of classes, or all accuracies are equal"
 NO_ERROR = "the task is not regression, or the model has diverged"
 
 
@@ -60,6 +62,16 @@ def _personal(facts: "RunFacts") -> Number:
     return Number(float(served.personal))
 
 
+def _noise(part: str) -> "Callable[[RunFacts], Number]":
+    get = part_of_noise(part)
+
+    def source(facts: "RunFacts") -> Number:
+        value = get(facts.served.noise)
+        return Number(value, None, "" if value is not None else NO_NOISE)
+
+    return source
+
+
 def _has_errors(s: "RunSummary") -> bool:
     return s.personal is not None and s.task == "regression"
 
@@ -82,11 +94,11 @@ def _served(
     report: str = "",
     has_table: bool = False,
 ) -> RunMeasure:
-    """Return a number over the models that devices serve."""
+    """Return a number over the models that devices serve; its name begins with `served`."""
     key = f"served_{column}"
     return RunMeasure(
         key=key,
-        name=name,
+        name=f"served {name}",
         meaning=meaning,
         source=_source(column),
         format=format,
@@ -97,7 +109,6 @@ def _served(
         compare=Compared(
             group="served",
             short=short,
-            heading=f"served {name}",
             better=better,
             kind=kind,
             digits=digits,
@@ -155,6 +166,7 @@ SERVED = (
         "more",
         SHARE,
     ),
+    *noise_measures("served_accuracy", "served", "served ", "s ", _noise, NO_NOISE, is_own=True),
     _served(
         "rmse_mean",
         "RMSE",
@@ -175,7 +187,7 @@ SERVED = (
     ),
     RunMeasure(
         key="served_personal",
-        name="personal models",
+        name="served personal models",
         meaning="Devices with held-out examples that serve a personal model; the others serve the "
         "global one",
         source=_personal,
