@@ -9,7 +9,7 @@
 They need the losses of each device, in one seed of all arms, and one M. They are evidence about
 the tested models, and no proof; `fairbed core` trains models of the groups.
 
-Source: Ray Chaudhury et al., NeurIPS 2022, Definitions 1 and Theorem 2 (arXiv:2211.02091).
+Source: Ray Chaudhury et al., NeurIPS 2022, Definition 1 and Tables 1 to 4 (arXiv:2211.02091).
 """
 
 from collections.abc import Mapping, Sequence
