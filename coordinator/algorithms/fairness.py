@@ -178,6 +178,44 @@ def mean_and_worst10(auroc: Floats) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenthsByExamples:
+    """A score over devices, each weighted by its held-out examples, with its inequality."""
+
+    mean: float
+    """sum n_k a_k / sum n_k over all devices."""
+    worst10: float
+    """The same over the max(1, int(0.1 n)) devices with the lowest scores."""
+    best10: float
+    """The same over the highest."""
+    best10_of_devices: float
+    """Unweighted mean of these."""
+    gini: float
+    """Of the scores, each device once; NaN if all are 0."""
+
+
+def tenths_by_examples(scores: Floats, n: Ints) -> TenthsByExamples:
+    """Return the spread of a score that is no share of examples, such as the AUROC.
+
+    Args:
+        scores: Of each device, shape (N,), N >= 1, at least 0.
+        n: Held-out examples of each device, shape (N,), all positive.
+
+    Source:
+        Hahn et al. (AAggFF, arXiv:2405.20821), Table 2: average by examples, worst and best
+        devices, Gini coefficient of the AUROC.
+    """
+    order = np.lexsort((n, scores))  # ties by examples, so that no order of devices matters
+    a, w, tail = scores[order], n[order].astype(np.float64), tenth(scores.size)
+    return TenthsByExamples(
+        mean=float(np.average(a, weights=w)),
+        worst10=float(np.average(a[:tail], weights=w[:tail])),
+        best10=float(np.average(a[-tail:], weights=w[-tail:])),
+        best10_of_devices=float(a[-tail:].mean()),
+        gini=gini(a),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UtilitySummary:
     """Utilities u_i = M - F_i of one model over devices; comparable only under the same M."""
 

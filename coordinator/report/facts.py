@@ -14,6 +14,7 @@ from fairbed.coordinator.policy.live_settings import accepted_changes, mean_beta
 from fairbed.coordinator.records.rows import ENERGY_PHASES
 from fairbed.coordinator.report.summary_schema import Fairness
 from fairbed.coordinator.store.reader import (
+    LIVE,
     ExperimentExcerpt,
     RunInfo,
     RunReader,
@@ -24,11 +25,13 @@ from fairbed.coordinator.store.tables import (
     ExchangeRow,
     FleetStatsRow,
     MetricRow,
+    PersonalScoreRow,
     RoundRow,
     SelectionRow,
 )
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.report.served import ServedModels
     from fairbed.coordinator.report.summary_schema import RunSummary
 
 EXACT = 1e-9
@@ -180,6 +183,23 @@ class RunFacts:
     def device_metrics(self) -> dict[str, DeviceMetricRow]:
         """The newest evaluation of each device."""
         return {row.device: row for row in self.reader.device_metrics()}
+
+    @cached_property
+    def personal_scores(self) -> dict[str, PersonalScoreRow]:
+        """The latest score of the personal model of each device that has one."""
+        return {row.device: row for row in self.reader.personal_scores()}
+
+    @cached_property
+    def malicious(self) -> dict[str, str]:
+        """The kind of each malicious device, by name; of a live run, which hides it, none."""
+        return {} if self.info.status in LIVE else self.reader.malicious()
+
+    @cached_property
+    def served(self) -> "ServedModels":
+        """The scores of the model that each device serves."""
+        from fairbed.coordinator.report.served import served_models
+
+        return served_models(self)
 
     @cached_property
     def counts(self) -> dict[str, SelectionCounts]:

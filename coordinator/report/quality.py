@@ -1,13 +1,23 @@
 """How good a model is by its task: the accuracy of classes, or the error of regression."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.fairness import (
+    ErrorSummary,
+    FairnessSummary,
+    summarise,
+    summarise_errors,
+)
 from fairbed.coordinator.algorithms.sampling_noise import SamplingNoise, sampling_noise
 from fairbed.coordinator.store.tables import DeviceMetricRow, MetricRow, PersonalScoreRow
+
+ScoreRow: TypeAlias = DeviceMetricRow | PersonalScoreRow
+"""The score of a model on the held-out examples of one device."""
 
 
 class Spread(NamedTuple):
@@ -50,13 +60,42 @@ def worst_tenth(row: MetricRow | None, chosen: str) -> tuple[str, float | None]:
     return chosen, row.metric_worst10
 
 
-def quality_of(row: DeviceMetricRow | PersonalScoreRow) -> float | None:
+def quality_of(row: ScoreRow) -> float | None:
     """Return accuracy or error of one device."""
     return row.rmse if row.accuracy is None else row.accuracy
 
 
+def accuracies_of(rows: Sequence[ScoreRow]) -> FairnessSummary | None:
+    """Return the accuracies over devices; None without any, as in regression."""
+    if not rows or any(row.accuracy is None for row in rows):
+        return None
+    n, losses = counts_of(rows), losses_of(rows)
+    accuracy = np.array([row.accuracy for row in rows], dtype=np.float64)
+    return summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n)
+
+
+def errors_of(rows: Sequence[ScoreRow]) -> ErrorSummary | None:
+    """Return the errors over devices; None unless the task is regression."""
+    if not rows or any(row.accuracy is not None for row in rows):
+        return None
+    n = counts_of(rows)
+    return summarise_errors(n, losses_of(rows) * n)
+
+
+def counts_of(rows: Sequence[ScoreRow]) -> Ints:
+    """Return over how many examples, or positions, the numbers of each device are."""
+    counts = [row.n if row.positions is None else row.positions for row in rows]
+    return np.array(counts, dtype=np.int64)
+
+
+def losses_of(rows: Sequence[ScoreRow]) -> Floats:
+    """Return the loss of each device, infinite where the model has diverged."""
+    losses = [np.inf if row.loss is None else row.loss for row in rows]
+    return np.array(losses, dtype=np.float64)
+
+
 def counted_tests(
-    rows: Iterable[PersonalScoreRow | DeviceMetricRow],
+    rows: Iterable[ScoreRow],
 ) -> Iterator[tuple[int, float | None]]:
     """Yield test examples and accuracy of each device, for `noise_of`.
 

@@ -9,13 +9,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.fairness import (
-    ErrorSummary,
-    FairnessSummary,
-    summarise,
-    summarise_errors,
-    summarise_utilities,
-)
+from fairbed.coordinator.algorithms.fairness import summarise, summarise_utilities
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.live_settings import (
     SECTIONS,
@@ -32,7 +26,15 @@ from fairbed.coordinator.report.measures import (
 )
 from fairbed.coordinator.report.named_metrics import named_summaries
 from fairbed.coordinator.report.privacy import device_epsilon, privacy_summary
-from fairbed.coordinator.report.quality import counted_tests, noise_of, noise_warning
+from fairbed.coordinator.report.quality import (
+    accuracies_of,
+    counted_tests,
+    counts_of,
+    errors_of,
+    losses_of,
+    noise_of,
+    noise_warning,
+)
 from fairbed.coordinator.report.quantities import SampleCount, of_enough, ratio, size
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
@@ -123,7 +125,7 @@ def summarise_run(
         diverged = reader.divergence()
         malicious = reader.malicious() if reveals or info.status not in LIVE else {}
         device_metrics = facts.device_metrics
-        personal = {row.device: row for row in reader.personal_scores()}
+        personal = facts.personal_scores
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
         queries = reader.columns(LossQueryRow, ("outcome", "duration_s"))
@@ -135,6 +137,7 @@ def summarise_run(
         test_bytes = reader.test_bytes()
         fleet_stats = reader.fleet_stats()
         own, own_of_devices = own_numbers(facts), own_numbers_of_devices(facts)
+        served = [facts.served.note] if facts.served.note else []
         by_name = reader.latest_client_metrics()
         client_metrics = summaries([row for row in by_name if row.better is None])
         named = [row for row in by_name if row.better is not None]
@@ -240,7 +243,9 @@ def summarise_run(
             for row in alerts
         ],
         divergence=_divergence(diverged),
-        warnings=_warnings(warned, alerts, exchange, {"evaluation": notes, "test-noise": noise}),
+        warnings=_warnings(
+            warned, alerts, exchange, {"evaluation": notes, "served": served, "test-noise": noise}
+        ),
         clock=info.row.clock,
         costs_from=info.plan.replay.costs_from if info.row.clock == "virtual" else None,
         wall_s=info.elapsed_s * info.row.dilation,
@@ -252,7 +257,7 @@ def summarise_run(
         aggregated={row.name: row.aggregated for row in fleet},
         task=info.row.task,
         **model,
-        evaluation_notes=[*notes, *noise],
+        evaluation_notes=[*notes, *served, *noise],
         exchange=exchange,
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds, has_guarantee=info.plan.beta is not None),
@@ -367,8 +372,7 @@ def _model(
 
     Numbers that the store lacks are computed from the rows of the devices.
     """
-    losses = np.array([_or_infinite(device.loss) for device in of_devices], dtype=np.float64)
-    found, variance = _accuracies_of(of_devices), row.accuracy_variance if row else None
+    found, variance = accuracies_of(of_devices), row.accuracy_variance if row else None
     return {
         "accuracy": Accuracy(
             mean=row.accuracy_mean if row else None,
@@ -390,7 +394,7 @@ def _model(
         "positions": _positions(row),
         "error": _errors(row, has_client=plan.training.client is not None),
         "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
-        "utility": _utility(losses, plan.aggregation.M),
+        "utility": _utility(losses_of(of_devices), plan.aggregation.M),
     }
 
 
@@ -576,10 +580,6 @@ def _divergence(found: Divergence | None) -> DivergenceSummary | None:
     )
 
 
-def _or_infinite(value: float | None) -> float:
-    return np.inf if value is None else value
-
-
 def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
@@ -679,10 +679,10 @@ def _personal(
     """Return the quality of the personal models beside that of the global one."""
     if not scores:
         return None
-    own, errors = _accuracies_of(scores), _errors_of(scores)
+    own, errors = accuracies_of(scores), errors_of(scores)
     pairs = [(row, metrics[row.device]) for row in scores if row.device in metrics]
     of_global = [metric for _, metric in pairs]
-    shared, shared_errors = _accuracies_of(of_global), _errors_of(of_global)
+    shared, shared_errors = accuracies_of(of_global), errors_of(of_global)
     training = _Measured().add("train_s_median", table.timed("personal_s"))
     return PersonalSummary(
         devices=len(scores),
@@ -737,46 +737,12 @@ def _is_better(row: PersonalScoreRow, metric: DeviceMetricRow) -> bool:
     return row.rmse is not None and (metric.rmse is None or row.rmse < metric.rmse)
 
 
-def _accuracies_of(
-    rows: Sequence[PersonalScoreRow | DeviceMetricRow],
-) -> FairnessSummary | None:
-    """Return the accuracies over devices; None without any, as in regression."""
-    if not rows or any(row.accuracy is None for row in rows):
-        return None
-    n = np.array(
-        [row.n if row.positions is None else row.positions for row in rows], dtype=np.int64
-    )
-    accuracy = np.array([row.accuracy for row in rows], dtype=np.float64)
-    losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
-    return summarise(n, np.rint(accuracy * n).astype(np.int64), losses * n)
-
-
-def _counts(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> Ints:
-    """Return over how many examples, or positions, the numbers of each device are."""
-    counts = [row.n if row.positions is None else row.positions for row in rows]
-    return np.array(counts, dtype=np.int64)
-
-
-def _errors_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> ErrorSummary | None:
-    """Return the errors over devices; None unless the task is regression."""
-    if not rows or any(row.accuracy is not None for row in rows):
-        return None
-    n = np.array(
-        [row.n if row.positions is None else row.positions for row in rows], dtype=np.int64
-    )
-    losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
-    return summarise_errors(n, losses * n)
-
-
 def _losses_of(rows: Sequence[PersonalScoreRow | DeviceMetricRow]) -> Loss:
     """Return the losses over devices."""
     if not rows:
         return Loss(mean=None, std=None)
-    n = np.array(
-        [row.n if row.positions is None else row.positions for row in rows], dtype=np.int64
-    )
-    losses = np.array([_or_infinite(row.loss) for row in rows], dtype=np.float64)
-    found = summarise(n, np.zeros_like(n), losses * n)
+    n = counts_of(rows)
+    found = summarise(n, np.zeros_like(n), losses_of(rows) * n)
     return Loss(mean=_finite(found.loss_mean), std=_finite(found.loss_std))
 
 
@@ -791,7 +757,7 @@ def _attackers(
     Without a malicious device all devices are benign.
     """
     benign = [row for row in metrics if row.device not in malicious and row.n > 0]
-    found, loss = _accuracies_of(benign), _losses_of(benign)
+    found, loss = accuracies_of(benign), _losses_of(benign)
     is_theirs = np.isin(table.device.astype(str), list(malicious))
     weight, merged_in = table.numbers["weight_share"], table.numbers["aggregated_round"]
     is_merged = np.isfinite(weight)

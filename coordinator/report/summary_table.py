@@ -366,7 +366,10 @@ def _spread(s: RunSummary) -> list[tuple[str, str]]:
         )
     pairs = [("spread", text)]
     if s.aggregation.rule in ("corefed", "propfair"):
-        known = f"mean {ratio(u.average)}, product {_product(u.product)}, least {ratio(u.least)}"
+        known = (
+            f"mean {text_of(s, 'utility_average')}, product {_product(u.product)}, "
+            f"least {text_of(s, 'utility_least')}"
+        )
         text = known if u.least is not None else f"unknown: a loss is {u.M:g} or more"
         pairs.append(("utility", f"{u.M:g} - loss: {text}"))
     return pairs

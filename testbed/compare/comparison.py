@@ -36,15 +36,18 @@ from fairbed.testbed.compare.differences import (
     on_scale,
     without_verdict,
 )
-from fairbed.testbed.compare.grid import BUDGETS, Arm, Grid, TargetConfig
+from fairbed.testbed.compare.grid import BUDGETS, Arm, Grid, TargetConfig, serves_personal
 from fairbed.testbed.compare.measures import (
+    CORE_MARGIN,
     FINAL_ERROR,
     MACHINE_TIME,
+    RATIO_SUM,
     UPDATES,
     Metric,
     RunCurves,
     keys_of,
     known_metrics,
+    metrics_of_pairs,
     named_keys,
     named_metrics,
 )
@@ -53,6 +56,7 @@ from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
     LEAST_SEEDS_TO_JUDGE,
     WINDOW,
+    dominators,
     final_value,
     on_front,
     restricted,
@@ -60,6 +64,7 @@ from fairbed.testbed.compare.statistics import (
     value_at,
 )
 from fairbed.testbed.compare.tuning.result import TuningSummary
+from fairbed.testbed.compare.utilities import common_m, one_game, pairs_of, utilities_of
 
 LEAST_SEEDS = 10
 """Fewer seeds give a warning without training, where seeds are cheap."""
@@ -117,6 +122,10 @@ class ArmSummary(Struct, frozen=True, kw_only=True):
     is_on_front: bool | None
     """Whether no other arm has a shorter mean total time and a higher mean least rate (Pareto
     front); None if these are unknown."""
+    dominated_by: dict[str, str] | None
+    """The arms that are no worse in both metrics of `Comparison.pareto` and better in one, by means
+    over the seeds of both, each with the seeds in which it is so alone: `7/10`; None if a metric is
+    unknown."""
     reached: dict[str, str]
     """Share of runs that reached each target before their end: `7/10`."""
     missing: dict[str, Missing]
@@ -206,6 +215,8 @@ class MetricSummary(Struct, frozen=True, kw_only=True):
     unit: str
     better: Literal["less", "more"] | None
     digits: int
+    is_tested: bool
+    """False: differences are shown without a verdict, but for the primary metric."""
     scale: Scale
     """`log`: means are geometric, and differences relative to the baseline."""
     lowest: float | None
@@ -226,6 +237,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """Key of the metric that the grid is about."""
     report: list[str]
     """Keys of the metrics of the table for a paper, the primary one first."""
+    pareto: list[str]
+    """Keys of the mean and the worst tenth by which arms dominate others; empty if unknown."""
+    utilities: str
+    """How utilities of the arms are counted, in one line; empty without any."""
     worst: str | None
     """Key of the worst tenth that has a table, by `evaluation.worst`; None: that of accuracy or
     error."""
@@ -376,12 +391,22 @@ class _FinishedCell:
     curves: RunCurves
     named: Mapping[str, str]
     """Direction of each metric by name."""
+    losses: Mapping[str, float | None]
+    """Loss of each device; empty if unknown."""
 
     def add(self, key: str, value: float | None, why_none: str) -> None:
         """Add a metric."""
         self.values[key] = value
         if value is None:
             self.missing[key] = why_none
+
+    def put(self, key: str, value: float | str) -> None:
+        """Set a metric to a value, or to None for the reason that is given."""
+        self.missing.pop(key, None)
+        if isinstance(value, str):
+            self.add(key, None, value)
+        else:
+            self.add(key, value, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +449,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         for key in named_keys(name for name in directions if name not in cell.named):
             cell.add(key, None, "evaluation.metrics of this arm lacks it")
     metrics += named_metrics(directions)
+    metrics += _add_utilities(grid, done)
     if horizon_s is not None:
         metrics += _add_times(done, targets, horizon_s)
     budgets = _budgets(done)
@@ -434,10 +460,12 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         for m in metrics
         if any(sample.values for sample in samples[m.key].values())
     ]
+    declared = {grid.primary, *(key for one in grid.contrasts for key in one.metrics)}
     has_training = any(metric.key == FINAL_ERROR for metric in shown) or any(
         cell.curves.accuracy for cell in done.all()
     )
-    front = _front(grid, done)
+    front, pareto = _front(grid, done), _pareto(grid, [metric.key for metric in shown])
+    dominated = _dominated(grid, [metric for metric in shown if metric.key in pareto], samples)
     arms = [
         ArmSummary(
             name=arm.name,
@@ -451,6 +479,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
             cohorts_of=arm.cohorts_of,
             seeds=sorted(done.finished[arm.name]),
             is_on_front=front.get(arm.name),
+            dominated_by=dominated.get(arm.name),
             reached={t.key: _reached(done.finished[arm.name], t.accuracy) for t in targets},
             missing={
                 m.key: Missing(seeds=sorted(sample.missing), reason=sample.reason)
@@ -477,6 +506,8 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
         baseline=grid.baseline,
         primary=grid.primary,
         report=_reported(grid, [metric.key for metric in shown]),
+        pareto=pareto if dominated else [],
+        utilities=_utilities(grid, [metric.key for metric in shown]),
         worst=_worst(grid),
         seeds=list(grid.seeds),
         has_training=has_training,
@@ -500,6 +531,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[CellResult]
                 unit=m.unit,
                 better=m.better,
                 digits=m.digits,
+                is_tested=m.is_tested or m.key in declared,
                 scale=m.quantity.scale,
                 lowest=m.quantity.lowest,
                 highest=m.quantity.highest,
@@ -533,14 +565,57 @@ def _collect(grid: Grid, results: Sequence[CellResult]) -> _Cells:
             failed[result.arm].append(result.seed)
         else:
             finished[result.arm][result.seed] = _FinishedCell(
-                dict(found.values), dict(found.missing), found.size, found.curves, found.named
+                values=dict(found.values),
+                missing=dict(found.missing),
+                size=found.size,
+                curves=found.curves,
+                named=found.named,
+                losses=found.losses,
             )
     runs = [result.outcome.measured for result in results if result.outcome.measured is not None]
-    if not any(run.has_attack for run in runs):
-        for seeds in finished.values():
-            for cell in seeds.values():
-                cell.values.update(dict.fromkeys(keys_of("attack")))
+    absent = keys_of("attack") if not any(run.has_attack for run in runs) else ()
+    if not any(serves_personal(arm.experiment) for arm in grid.arms):
+        absent += keys_of("served")  # they are those of the global model
+    for seeds in finished.values():
+        for cell in seeds.values():
+            cell.values.update(dict.fromkeys(absent))
     return _Cells(finished, failed)
+
+
+def _add_utilities(grid: Grid, done: _Cells) -> list[Metric]:
+    """Add ratio sum and core margin to every cell, and give all arms the utilities of one M."""
+    why, M = one_game(grid.arms), common_m(grid.arms)
+    if any(arm.experiment.aggregation.M != M for arm in grid.arms):
+        for cell in done.all():
+            for key, value in utilities_of(cell.losses, M).items():
+                cell.put(key, value)
+    if not any(cell.losses for cell in done.all()) or len(grid.arms) < 2:
+        return []
+    for seed in grid.seeds:
+        cells = {name: own[seed] for name, own in done.finished.items() if seed in own}
+        losses = {
+            arm.name: cells[arm.name].losses if arm.name in cells else None for arm in grid.arms
+        }
+        found = {} if why else pairs_of(losses, M, grid.baseline)
+        for name, cell in cells.items():
+            for key in (RATIO_SUM, CORE_MARGIN):
+                cell.put(key, found[name][key] if found else why)
+    return list(metrics_of_pairs())
+
+
+def _utilities(grid: Grid, known: Sequence[str]) -> str:
+    """Return how utilities of the arms are counted; empty without any."""
+    if CORE_MARGIN not in known and RATIO_SUM not in known:
+        return ""
+    ms = {arm.experiment.aggregation.M for arm in grid.arms}
+    of = "the largest aggregation.M of the arms, for all of them" if len(ms) > 1 else "that of all"
+    return (
+        f"Utilities are M - loss of the global model on held-out examples, M = {max(ms):g} ({of}): "
+        "a ratio sum of at most the number of devices, which is that of "
+        f"{grid.baseline} itself, shows that no group of devices gains by the model of "
+        f"{grid.baseline}, and a core margin of at most 1 that none gains by that of another arm "
+        "with the seed; other models are not tested (fairbed core)"
+    )
 
 
 def _shown(values: Mapping[str, T], metrics: Sequence[Metric]) -> dict[str, T]:
@@ -666,6 +741,44 @@ def _front(grid: Grid, done: _Cells) -> dict[str, bool]:
     return dict(zip(known, on_front(*means).tolist(), strict=True))
 
 
+def _pareto(grid: Grid, known: Sequence[str]) -> list[str]:
+    """Return the keys of the mean and the worst tenth by which arms dominate others, if any.
+
+    Of the models that devices serve where some are personal; of benign devices under an attack.
+    """
+    worst = _worst(grid)
+    own = [(key.removesuffix(".worst10"), key) for key in (worst,) if key is not None]
+    pairs = [
+        *(("served_accuracy_mean", "served_accuracy_worst10"),),
+        *(("served_rmse_mean", "served_rmse_worst10"),),
+        *(("benign_accuracy_mean", "benign_accuracy_worst10"),),
+        *own,
+        *(("accuracy_mean", "accuracy_worst10"), (FINAL_ERROR, "rmse_worst10")),
+    ]
+    return next((list(pair) for pair in pairs if all(key in known for key in pair)), [])
+
+
+def _dominated(
+    grid: Grid, metrics: Sequence[Metric], samples: Mapping[str, Mapping[str, ArmValues]]
+) -> dict[str, dict[str, str]]:
+    """Return the arms that dominate each arm in two metrics; empty without two metrics or arms."""
+    if len(metrics) != 2 or len(grid.arms) < 2:
+        return {}
+    seeds = {seed: at for at, seed in enumerate(grid.seeds)}
+    scores: Floats = np.full((2, len(grid.arms), len(seeds)), np.nan)
+    for axis, metric in enumerate(metrics):
+        sign = -1.0 if metric.better == "less" else 1.0
+        for at, arm in enumerate(grid.arms):
+            for seed, value in samples[metric.key][arm.name].values.items():
+                scores[axis, at, seeds[seed]] = sign * value
+    names = [arm.name for arm in grid.arms]
+    return {
+        name: {names[by]: f"{wins}/{n}" for by, wins, n in dominators(scores, at)}
+        for at, name in enumerate(names)
+        if np.isfinite(scores[:, at]).all(axis=0).any()
+    }
+
+
 def _differences(
     grid: Grid, metrics: Sequence[Metric], samples: Mapping[str, Mapping[str, ArmValues]]
 ) -> dict[tuple[str, str], Difference]:
@@ -678,6 +791,8 @@ def _differences(
     """
     return {
         (arm.name, metric.key): gap
+        if metric.is_tested or metric.key == grid.primary
+        else without_verdict(gap, "")
         for arm in grid.arms
         for metric in metrics
         if arm.name != grid.baseline and metric.better is not None

@@ -25,6 +25,7 @@ from fairbed.coordinator.policy.config import PositiveFloat, Section
 from fairbed.profiles import ProfileError
 from fairbed.testbed.compare.contrasts import Contrast, EffectKind, Factor
 from fairbed.testbed.compare.measures import (
+    CORE_MARGIN,
     ENERGY,
     FINAL_ACCURACY,
     FINAL_ERROR,
@@ -32,6 +33,7 @@ from fairbed.testbed.compare.measures import (
     NEEDS_TRAINING,
     POOLED_ACCURACY,
     POOLED_ERROR,
+    RATIO_SUM,
     TOTAL_TIME,
     UPDATES,
     WITHOUT_TRAINING,
@@ -366,6 +368,7 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         quality = FINAL_ERROR
     trains = all(config.fleet == "run" or arm.experiment.trains_in_replay for arm in arms)
     has_personal = any(arm.experiment.personalisation.is_on for arm in arms)
+    is_served = any(serves_personal(arm.experiment) for arm in arms)
     groups = [group for arm in arms for group in arm.experiment.fleet]
     has_energy = all(_has_power(group, config.fleet) for group in groups)
     has_attack = any(g.malicious is not None for arm in arms for g in arm.experiment.fleet)
@@ -374,12 +377,13 @@ def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
         trains=trains,
         has_attack=has_attack,
         has_personal=has_personal,
+        is_served=is_served,
         has_energy=has_energy,
     )
     if trains:
-        measured = {x for arm in arms for x in arm.experiment.evaluation.metrics}
-        compared += named_keys(sorted({name.rpartition(":")[2] for name in measured}))
+        compared += named_keys(sorted({name for arm in arms for name in _named(arm)}))
     described = [metric.key for metric in known_metrics() if metric.better is None]
+    described += [RATIO_SUM, CORE_MARGIN] if trains else []
     primary = _metric("primary", config.primary or (quality if trains else TOTAL_TIME), compared)
     return Grid(
         name=name,
@@ -458,15 +462,23 @@ def _tuning(
     is_error = all(arm.experiment.model.task == "regression" for arm in arms)
     default = POOLED_ERROR if is_error else POOLED_ACCURACY
     criterion = _metric("tune.criterion", tune.criterion or default, compared)
-    better = {metric.key: metric.better for metric in known_metrics()}
-    if criterion not in better or criterion in keys_of("attack"):
+    own_sides = {metric.key: metric.better for metric in known_metrics()}
+    named = set.intersection(*(set(_named(arm)) for arm in arms))
+    if criterion in named_keys(named):
+        return Tuning(own, criterion, None, tune.halving)
+    if criterion not in own_sides or criterion in keys_of("attack"):
         raise ValueError(
             f"tune.criterion: must be a metric of every run, got {criterion!r}; use "
-            f"{', '.join(scores())}"
+            f"{', '.join([*scores(), *named_keys(sorted(named))])}"
         )
-    side = better[criterion]
+    side = own_sides[criterion]
     assert side is not None, "compared metrics have a better side"
     return Tuning(own, criterion, side, tune.halving)
+
+
+def _named(arm: Arm) -> list[str]:
+    """Return the names of the metrics of `evaluation.metrics` of an arm."""
+    return [name.rpartition(":")[2] for name in arm.experiment.evaluation.metrics]
 
 
 def _check_tuned(arm: Arm, factors: Sequence[str]) -> None:
@@ -631,6 +643,11 @@ def _selects_by(experiment: Experiment) -> bytes:
     )
 
 
+def serves_personal(experiment: Experiment) -> bool:
+    """Return whether devices serve models of their own: personal ones, or with own parts."""
+    return experiment.personalisation.is_on or experiment.model.has_local_values
+
+
 def _has_power(group: FleetConfig, fleet: Fleet) -> bool:
     """Return whether the devices of a group have a stated power; a sensor may be absent."""
     if group.population is None:
@@ -642,7 +659,13 @@ def _has_power(group: FleetConfig, fleet: Fleet) -> bool:
 
 
 def _metrics(
-    config: GridConfig, *, trains: bool, has_attack: bool, has_personal: bool, has_energy: bool
+    config: GridConfig,
+    *,
+    trains: bool,
+    has_attack: bool,
+    has_personal: bool,
+    is_served: bool,
+    has_energy: bool,
 ) -> list[str]:
     """Return the keys of the metrics of a grid whose differences are tested."""
     trained = {key for group in NEEDS_TRAINING for key in keys_of(group)} - {WITHOUT_TRAINING}
@@ -651,6 +674,7 @@ def _metrics(
         *(() if has_energy else (ENERGY,)),
         *(() if has_attack else keys_of("attack")),
         *(() if trains and has_personal else keys_of("personal")),
+        *(() if trains and is_served else keys_of("served")),
         *(() if config.fleet == "run" else (MACHINE_TIME,)),
     }
     targets = config.target.keys if trains else ()

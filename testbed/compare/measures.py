@@ -23,6 +23,8 @@ from fairbed.coordinator.store import Provenance, RunReader
 from fairbed.coordinator.store.tables import MetricRow, RoundRow
 from fairbed.wire.shard import LEAST_VALIDATION
 
+MAX_LOSSES = 1_000
+"""Most devices whose losses are kept, for the utilities of several arms."""
 MAX_POINTS = 1_000
 """Maximum number of rounds in the curves of a run; longer runs have every k-th round."""
 
@@ -44,6 +46,8 @@ class Metric:
     """Digits after the decimal point."""
     quantity: MetricKind
     """Range, scale and resolution."""
+    is_tested: bool = True
+    """False: differences are tested if it is the primary metric or that of a contrast."""
 
 
 def known_metrics() -> tuple[Metric, ...]:
@@ -58,6 +62,7 @@ def known_metrics() -> tuple[Metric, ...]:
             measure.compare.better,
             measure.compare.digits,
             measure.compare.kind,
+            measure.compare.is_tested,
         )
         for measure in run_measures()
         if measure.compare is not None
@@ -93,6 +98,18 @@ def keys_with_table() -> tuple[str, ...]:
     return tuple(m.key for m in run_measures() if m.compare is not None and m.compare.has_table)
 
 
+RATIO_SUM, CORE_MARGIN = "core_ratio_sum", "core_margin"
+
+
+def metrics_of_pairs() -> tuple[Metric, ...]:
+    """Return the metrics of an arm beside others, whose differences are not tested."""
+    headings = {RATIO_SUM: "ratio sum of the baseline", CORE_MARGIN: "core margin"}
+    return tuple(
+        Metric(key, "fairness", heading, heading, "", None, 3, ANY_METRIC, is_tested=False)
+        for key, heading in headings.items()
+    )
+
+
 TOTAL_TIME, FINAL_ACCURACY, MACHINE_TIME = "virtual_s", "accuracy_mean", "wall_s"
 FINAL_ERROR = "rmse_mean"
 """Of regression, which has no accuracy."""
@@ -102,7 +119,7 @@ ENERGY = "energy_j"
 """Known where the profile of every device has its power."""
 UPDATES = "updates"
 """Updates aggregated so far: progress without training."""
-NEEDS_TRAINING: tuple[Group, ...] = ("accuracy", "quality", "fairness", "attack")
+NEEDS_TRAINING: tuple[Group, ...] = ("accuracy", "quality", "fairness", "served", "attack")
 """Groups of metrics that need training, but for `WITHOUT_TRAINING`."""
 WITHOUT_TRAINING = "malicious_selections"
 
@@ -164,6 +181,9 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
     """Devices with held-out examples."""
     few: int = 0
     """Those of them with fewer than `LEAST_VALIDATION`."""
+    losses: dict[str, float | None] = {}
+    """Loss of the model on the held-out examples of each device, nats; empty for more than
+    `MAX_LOSSES` devices, and without training."""
 
 
 def measure(folder: Path) -> RunMeasures:
@@ -179,7 +199,9 @@ def measure(folder: Path) -> RunMeasures:
             rounds, counts, queues = facts.rounds, facts.counts, facts.queues
             evaluations, device_s = reader.metrics(), device_seconds(reader)
             values, missing = _values(facts, summary)
-            held_out = [row.n for row in facts.device_metrics.values() if row.n]
+            tests = [row for row in facts.device_metrics.values() if row.n]
+            held_out = [row.n for row in tests]
+            losses = {row.device: row.loss for row in tests} if len(tests) <= MAX_LOSSES else {}
             tested = sum(held_out)
     if not tested and evaluations and evaluations[-1].test_n is not None:
         tested = evaluations[-1].test_n
@@ -205,6 +227,7 @@ def measure(folder: Path) -> RunMeasures:
         has_attack=summary.attackers is not None,
         evaluated=len(held_out),
         few=sum(n < LEAST_VALIDATION for n in held_out),
+        losses=losses,
     )
 
 

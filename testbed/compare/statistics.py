@@ -196,3 +196,27 @@ def on_front(times_s: Floats, rates: Floats) -> Bools:
     differs = (times_s[:, None] > times_s[None, :]) | (rates[:, None] < rates[None, :])
     is_dominated: Bools = np.any(no_slower & no_less & differs, axis=1)
     return ~is_dominated
+
+
+def dominators(scores: Floats, at: int) -> list[tuple[int, int, int]]:
+    """Return what dominates a point in two scores, by their means over the seeds of both.
+
+    A point dominates another if it is no worse in both scores and better in one.
+
+    Args:
+        scores: More is better, NaN where undefined, shape (2, K, seeds).
+        at: The point.
+
+    Returns:
+        Of each that dominates it: its number, the seeds in which it does so alone, and the seeds
+        that both have.
+    """
+    gaps = scores - scores[:, at : at + 1]
+    both = np.isfinite(gaps).all(axis=0)
+    n = both.sum(axis=1)
+    sums = np.where(both, gaps, 0.0).sum(axis=2)
+    means = np.divide(sums, n, out=np.zeros(sums.shape), where=n > 0)
+    found = np.flatnonzero((means >= 0.0).all(axis=0) & (means > 0.0).any(axis=0))
+    with np.errstate(invalid="ignore"):
+        wins = (both & (gaps >= 0.0).all(axis=0) & (gaps > 0.0).any(axis=0)).sum(axis=1)
+    return [(int(k), int(wins[k]), int(n[k])) for k in found]

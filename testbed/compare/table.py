@@ -58,11 +58,13 @@ class TextTable:
 def tables(comparison: Comparison) -> Iterator[TextTable]:
     """Yield a table of all metrics, the primary metric, the front, and tables of other metrics."""
     yield from _contrasts(comparison)
-    yield _overview(comparison)
+    yield from _overviews(comparison)
     for metric in comparison.metrics:
         if metric.key == comparison.primary:
             yield _one_metric(comparison, metric)
     yield _front(comparison)
+    if comparison.pareto:
+        yield _pareto(comparison)
     if comparison.budgets:
         yield _at_budgets(comparison)
     shown = {*keys_with_table(), *(target.key for target in comparison.targets)}
@@ -160,6 +162,7 @@ def reading(comparison: Comparison) -> list[str]:
             "the metric; differences are those of the seeds in which both have it."
         )
     found = (
+        comparison.utilities,
         comparison.constants,
         comparison.weightings,
         comparison.steps,
@@ -376,32 +379,54 @@ def heading_of(metric: MetricSummary) -> str:
     return f"{metric.heading}, {metric.unit}" if metric.unit else metric.heading
 
 
-def _overview(comparison: Comparison) -> TextTable:
+def _overviews(comparison: Comparison) -> Iterator[TextTable]:
+    """Yield a table of the metrics whose differences are tested, and one of the others."""
     budgets = {budget.key for budget in comparison.budgets} - {comparison.primary}
     metrics = [metric for metric in comparison.metrics if metric.key not in budgets]
-    weights = ("weights",) if comparison.has_training else ()
-    headings = ("arm", "seeds", "beta", *weights, *(_short(comparison, m) for m in metrics))
-    rows = tuple(
-        (
-            arm.name,
-            _seeds(comparison, arm),
-            f"{arm.beta:g}",
-            *((arm.weights,) if comparison.has_training else ()),
-            *(_marked(arm, metric) for metric in metrics),
-        )
-        for arm in comparison.arms
+    has_weights = comparison.has_training
+    weights = ("weights",) if has_weights else ()
+    own = [metric for metric in metrics if metric.is_tested]
+    yield TextTable(
+        f"{comparison.name}: means over seeds",
+        ("arm", "seeds", "beta", *weights, *(_short(comparison, m) for m in own)),
+        tuple(
+            (
+                arm.name,
+                _seeds(comparison, arm),
+                f"{arm.beta:g}",
+                *((arm.weights,) if has_weights else ()),
+                *(_marked(arm, metric) for metric in own),
+            )
+            for arm in comparison.arms
+        ),
     )
-    return TextTable(f"{comparison.name}: means over seeds", headings, rows)
+    others = [metric for metric in metrics if not metric.is_tested]
+    if others:
+        yield TextTable(
+            f"{comparison.name}: means over seeds, whose differences are not tested unless a grid "
+            "declares them",
+            ("arm", *(_short(comparison, m) for m in others)),
+            tuple(
+                (arm.name, *(_marked(arm, metric) for metric in others)) for arm in comparison.arms
+            ),
+        )
 
 
-def _contrasts(comparison: Comparison) -> Iterator[TextTable]:
-    """Yield a table for each contrast and metric."""
+def effect_tables(
+    comparison: Comparison,
+) -> Iterator[tuple[str, MetricSummary, list[Effect]]]:
+    """Yield name of the contrast, metric and effects of each table of effects."""
     metrics = {metric.key: metric for metric in comparison.metrics}
     of_table = dict[tuple[str, str], list[Effect]]()
     for effect in comparison.effects:
         of_table.setdefault((effect.contrast, effect.metric), []).append(effect)
     for (name, key), effects in of_table.items():
-        metric = metrics[key]
+        yield name, metrics[key], effects
+
+
+def _contrasts(comparison: Comparison) -> Iterator[TextTable]:
+    """Yield a table for each contrast and metric."""
+    for name, metric, effects in effect_tables(comparison):
         has_margin = any(effect.equivalence is not None for effect in effects)
         what = "relative, ratios of geometric means" if metric.scale == "log" else "differences"
         headings = ("effect", "", what, "n", "corrected p", "sign flips p", "")
@@ -413,19 +438,28 @@ def _contrasts(comparison: Comparison) -> Iterator[TextTable]:
 
 
 def _effect_row(effect: Effect, metric: MetricSummary, *, has_margin: bool) -> tuple[str, ...]:
-    gap, pair = effect.estimate, effect.equivalence
+    gap = effect.estimate
     row = (
         *(effect.effect, effect.kind, str(shown_number(gap, metric)), str(gap.n)),
-        *(_p(gap.p_family), _p(effect.p_sign_flip)),
-        "not tested" if gap.judgement == "no verdict" and not gap.reason else gap.judgement,
+        *(p_text(gap.p_family), p_text(effect.p_sign_flip)),
+        verdict_of(gap),
     )
-    if not has_margin:
-        return row
+    return (*row, equivalence_text(effect, metric)) if has_margin else row
+
+
+def equivalence_text(effect: Effect, metric: MetricSummary) -> str:
+    """Return whether an effect is shown to be within its margin, in words."""
+    pair = effect.equivalence
     if pair is None or pair.p_family is None:
-        return (*row, MISSING)
+        return MISSING
     factor, unit = (100.0, " %") if metric.scale == "log" else (1.0, "")
     within = f"within {factor * pair.margin:g}{unit}"
-    return (*row, f"{within}, p {_p(pair.p_family)}" if pair.is_shown else f"not shown {within}")
+    return f"{within}, p {p_text(pair.p_family)}" if pair.is_shown else f"not shown {within}"
+
+
+def verdict_of(gap: Difference) -> str:
+    """Return the verdict on a difference in words."""
+    return "not tested" if gap.judgement == "no verdict" and not gap.reason else gap.judgement
 
 
 def _seeds(comparison: Comparison, arm: ArmSummary) -> str:
@@ -468,6 +502,32 @@ def _front(comparison: Comparison) -> TextTable:
     )
     headings = ("arm", "total time, s", "min rate", "rate - beta", "on the front")
     return TextTable("Pareto front: total time against min rate", headings, rows)
+
+
+MAX_DOMINATING = 3
+"""Most arms that a cell of a table names."""
+
+
+def _pareto(comparison: Comparison) -> TextTable:
+    """Return which arms are better in mean and worst tenth, by means over seeds."""
+    metrics = {metric.key: metric for metric in comparison.metrics}
+    pair = [metrics[key] for key in comparison.pareto]
+    rows = []
+    for arm in comparison.arms:
+        if arm.dominated_by is None:
+            continue
+        by = [f"{name} ({seeds} seeds)" for name, seeds in arm.dominated_by.items()]
+        more = f" and {len(by) - MAX_DOMINATING} more" if len(by) > MAX_DOMINATING else ""
+        shown = [shown_value(arm, metric) for metric in pair]
+        texts = (f"{one.mean}{one.beside}" for one in shown)
+        named = f"{', '.join(by[:MAX_DOMINATING])}{more}" or "none"
+        rows.append((arm.name, *texts, "no" if by else "yes", named))
+    title = f"Pareto front: {pair[0].heading} against {pair[1].heading}, by means, not tested"
+    return TextTable(
+        title,
+        ("arm", *(heading_of(metric) for metric in pair), "on the front", "dominated by"),
+        tuple(rows),
+    )
 
 
 def _at_budgets(comparison: Comparison) -> TextTable:
@@ -525,10 +585,11 @@ def _against(
     if gap is None or shown is None:
         is_baseline = arm.name == comparison.baseline
         return ("", "", "", "") if is_baseline else (MISSING, "0", MISSING, "no verdict")
-    return str(replace(shown, n="")), str(gap.n), _p(gap.p_family), gap.judgement
+    return str(replace(shown, n="")), str(gap.n), p_text(gap.p_family), verdict_of(gap)
 
 
-def _p(p: float | None) -> str:
+def p_text(p: float | None) -> str:
+    """Return a p-value as text."""
     if p is None:
         return MISSING
     return f"<{SMALLEST_P:g}" if p < SMALLEST_P else f"{p:.3f}"

@@ -5,7 +5,7 @@ resume, run on hosts, and have their inputs checked. Their models are evaluated 
 examples; test examples leave the data of such a run when it divides them (`FleetData`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -26,10 +26,19 @@ from fairbed.testbed.compare.grid import (
     short_keys,
     with_fixed_cohorts,
 )
-from fairbed.testbed.compare.measures import RunMeasures, known_metrics
-from fairbed.testbed.compare.tuning.halving import Choice, Rung, plan, runs_in, search
+from fairbed.testbed.compare.measures import RunMeasures, known_metrics, named_metrics
+from fairbed.testbed.compare.tuning.halving import (
+    Better,
+    Choice,
+    Rung,
+    Trial,
+    Values,
+    plan,
+    runs_in,
+    search,
+)
 from fairbed.testbed.compare.tuning.result import TuningSummary, arm_tuning
-from fairbed.testbed.compare.tuning.space import Point
+from fairbed.testbed.compare.tuning.space import Point, Tuning
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.file import Experiment
 
@@ -113,8 +122,9 @@ def tuned(grid: Grid, trials: Grid, run: RunCells) -> Grid | None:
     tuning = grid.tuning
     assert tuning is not None, "the grid has a search"
     rungs = rungs_of(grid)
-    searches = [search(rungs, tuning.seeds, tuning.better) for _ in grid.arms]
-    wanted, choices = [next(one) for one in searches], list[Choice]()
+    first = next(search(rungs, tuning.seeds, "more"))  # the same for either side
+    wanted, choices = [first for _ in grid.arms], list[Choice]()
+    searches = list[Generator[list[Trial], Values, Choice]]()
     n_points, runs = rungs[0].points, dict[tuple[int, int, int], RunMeasures]()
     while not choices:
         keys = [(number, *trial) for number, trials_ in enumerate(wanted) for trial in trials_]
@@ -124,6 +134,11 @@ def tuned(grid: Grid, trials: Grid, run: RunCells) -> Grid | None:
         if found is None:
             return None
         runs |= _measured(cells, keys, found)
+        if not searches:
+            side = _side(tuning, runs.values())
+            searches = [search(rungs, tuning.seeds, side) for _ in grid.arms]
+            for one in searches:
+                next(one)
         wanted = []
         for number, one in enumerate(searches):
             values = {
@@ -136,6 +151,28 @@ def tuned(grid: Grid, trials: Grid, run: RunCells) -> Grid | None:
             except StopIteration as stop:
                 choices.append(stop.value)
     return _chosen(grid, rungs, choices, runs)
+
+
+def _side(tuning: Tuning, runs: Iterable[RunMeasures]) -> Better:
+    """Return the good side of the criterion; that of a metric by name is in the runs.
+
+    Raises:
+        RunError: The runs have both sides.
+    """
+    if tuning.better is not None:
+        return tuning.better
+    sides = {
+        metric.better
+        for run in runs
+        for metric in named_metrics(run.named)
+        if metric.key == tuning.criterion
+    }
+    if len(sides) > 1:
+        raise RunError(
+            f"tune.criterion: {tuning.criterion} must have one better side in all arms, got more "
+            "in some and less in others; choose another criterion"
+        )
+    return "less" if sides == {"less"} else "more"  # without a value no point is chosen
 
 
 def _measured(
@@ -198,7 +235,7 @@ def _chosen(
     devices = first.size.devices
     summary = TuningSummary(
         criterion=tuning.criterion,
-        better=tuning.better,
+        better=_side(tuning, runs.values()),
         seeds=list(tuning.seeds),
         runs=len(grid.arms) * runs_in(rungs),
         of_runs=len(grid.arms) * rungs[0].points * len(tuning.seeds),
@@ -220,7 +257,9 @@ def _power(
     """Return the smallest effects that the comparison can show, in units of their metrics."""
     chosen = {number: choice.point for number, choice in enumerate(choices)}
     samples: dict[str, dict[str, ArmValues]] = {}
-    for metric in known_metrics():
+    directions = {name: side for run in runs.values() for name, side in run.named.items()}
+    metrics = [*known_metrics(), *named_metrics(directions)]
+    for metric in metrics:
         own: dict[str, dict[int, float]] = {arm.name: {} for arm in grid.arms}
         for (arm, point, seed), run in runs.items():
             value = run.values.get(metric.key)
@@ -229,7 +268,7 @@ def _power(
         samples[metric.key] = {
             name: ArmValues(values, sizes={}, missing={}) for name, values in own.items()
         }
-    quantities = {metric.key: metric.quantity for metric in known_metrics()}
+    quantities = {metric.key: metric.quantity for metric in metrics}
     return power_in_units(
         grid.contrasts,
         [(arm.name, grid.baseline) for arm in grid.arms if arm.name != grid.baseline],

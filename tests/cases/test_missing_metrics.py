@@ -29,8 +29,8 @@ def test_seeds_without_the_metric_do_not_vanish(
     (corefed,) = [line for line in tables if line[:1] == ["corefed"] and "1/6" in line]
     assert corefed[-2:] == ["no", "verdict"]
     assert [line[-1] for line in tables if line[-1:] and line[-1].startswith("n=")] == [
-        "n=4/6",
-        "n=1/6",
+        *("n=4/6", "n=1/6"),
+        *("n=4/6", "n=1/6"),  # in the table of metrics that are not tested
     ]
 
     found = json.loads(Path("out/compare.json").read_text(encoding="utf-8"))

@@ -142,8 +142,17 @@ def test_a_replay_of_two_classes_has_the_auroc_of_scikit_learn(
     assert summary.task == task
     assert summary.auroc is not None
     assert pooled > 0.9
+    assert summary.measures
+    own = {key: one.value for key, one in summary.measures.items() if key.startswith("auroc")}
+    sizes = [row.n for row in rows.values() if row.auroc is not None]
+    assert own["auroc_devices"] == len(known)
+    assert own["auroc_best10"] == pytest.approx(max(known), abs=1e-12)
+    assert own["auroc_by_examples"] == pytest.approx(np.average(known, weights=sizes), abs=1e-12)
+    apart = np.abs(np.subtract.outer(known, known)).mean() / (2.0 * np.mean(known))
+    assert own["auroc_gini"] == pytest.approx(apart, abs=1e-12)
     text = printed(tmp_path, capsys)
     assert f"over all examples {pooled:.3f}" in text
+    assert f"; devices with both classes {len(known)}" in text
     assert "RMSE" not in text
 
 

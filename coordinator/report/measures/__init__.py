@@ -77,7 +77,11 @@ def stated(summary: "RunSummary", measure: RunMeasure) -> str:
 def own_of(summary: "RunSummary") -> list[RunMeasure]:
     """Return the measures that a summary has to state, but has no field for."""
     found = summary.measures or {}
-    return [m for m in run_measures() if m.is_own and m.key in found and m.states(found[m.key])]
+    return [
+        m
+        for m in run_measures()
+        if m.is_own and m.key in found and m.applies(summary) and m.states(found[m.key])
+    ]
 
 
 @contextmanager

@@ -41,6 +41,7 @@ Group: TypeAlias = Literal[
     "quality",
     "fairness",
     "personal",
+    "served",
     "attack",
     "privacy",
 ]
@@ -211,6 +212,8 @@ class Compared:
     """Digits after the decimal point."""
     heading: str = ""
     """Empty: the name of the measure."""
+    is_tested: bool = True
+    """False: differences are tested where the grid declares the measure, and else only shown."""
     has_table: bool = False
     """It has a table of its own, with intervals, whether it is primary or not."""
 
@@ -224,6 +227,11 @@ class Tile:
     """Empty: the meaning of the measure."""
     priority: int = 13
     """0 is the most important; others are left out first on narrow screens."""
+
+
+def always(_summary: "RunSummary") -> bool:
+    """Every run has it."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +268,8 @@ class RunMeasure:
     """Name of its gauge, after `fairbed_`."""
     tensorboard: str = ""
     """Tag of its curve; the source is a column of rounds or of evaluations."""
+    applies: "Callable[[RunSummary], bool]" = always
+    """Whether `fairbed show` and the report state it, by the run; for an own measure."""
     states_zero: bool = True
     """False: `fairbed show` and the report leave it out where it is 0, or nothing has a value."""
 
@@ -316,11 +326,6 @@ class RunMeasure:
     def stated(self, number: Number) -> str:
         """Return a number with its unit and the exchanges behind it, or why there is none."""
         return stated(number, self.with_unit)
-
-
-def always(_summary: "RunSummary") -> bool:
-    """Every run has a column."""
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,32 +3,43 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from fairbed.coordinator.algorithms.fairness import tenths_by_examples
 from fairbed.coordinator.report.measures.entry import (
     FOUR_DIGITS,
+    OWN,
     PERCENT,
     RATIO,
+    WHOLE,
     Compared,
     Evaluation,
     Format,
+    Group,
+    Number,
     RunMeasure,
     Summary,
     Tile,
 )
-from fairbed.coordinator.report.measures.noise import noise_measures, part_of_noise
+from fairbed.coordinator.report.measures.noise import Better, noise_measures, part_of_noise
 from fairbed.coordinator.report.measures.scales import (
     DEVICE_SHARE,
     ERROR,
     LOG_UTILITY,
     NATS,
+    PRODUCT,
     R_SQUARED,
     SHARE,
     VARIANCE,
     WORST_SHARE,
+    MetricKind,
 )
 
 if TYPE_CHECKING:
+    from fairbed.coordinator.report.facts import RunFacts
     from fairbed.coordinator.report.summary_schema import RunSummary
 
+NO_CLASSES_OF_DEVICES = "no device has held-out examples of both classes"
 NO_TESTS = "no device has held-out examples"
 NO_NOISE = "fewer than two devices have held-out examples, or all accuracies are equal"
 
@@ -60,9 +71,36 @@ def _no_utility(s: "RunSummary") -> str:
     return _evaluated(reason)(s)
 
 
+def _no_product(s: "RunSummary") -> str:
+    if s.utility.log_product is not None:
+        return "it is too large for a number; log U(Multi) has it"
+    return _no_utility(s)
+
+
 def _global_noise(part: str) -> Summary:
     get = part_of_noise(part)
     return Summary(lambda s: get(s.accuracy.noise))
+
+
+def _shown(
+    short: str,
+    better: Better,
+    kind: MetricKind,
+    *,
+    group: Group = "fairness",
+    digits: int = 3,
+    heading: str = "",
+) -> Compared:
+    """Return how a measure is compared whose differences are tested where a grid declares it."""
+    return Compared(
+        group=group,
+        short=short,
+        better=better,
+        kind=kind,
+        digits=digits,
+        heading=heading,
+        is_tested=False,
+    )
 
 
 def _of_model(
@@ -99,7 +137,7 @@ def _of_model(
 
 
 _NO_ACCURACY = _evaluated(NO_TESTS, "accuracy")
-_NO_AUROC = _evaluated("no device has held-out examples of both classes")
+_NO_AUROC = _evaluated(NO_CLASSES_OF_DEVICES)
 _NO_POSITIONS = _evaluated("no class is predicted at several positions of an example")
 _NO_CLASSES = _evaluated(
     "none of up to 256 classes is predicted at several positions of an example"
@@ -107,6 +145,54 @@ _NO_CLASSES = _evaluated(
 _NO_ERROR = _evaluated("", "error")
 
 _NO_METRIC = _evaluated("evaluation.worst names no metric, or no device has a value of it")
+
+
+def _of_tenths(part: str) -> "Callable[[RunFacts], Number]":
+    """Return the source of a number of the AUROC over devices."""
+
+    def source(facts: "RunFacts") -> Number:
+        rows = [row for row in facts.device_metrics.values() if row.auroc is not None]
+        if not rows:
+            return Number(None, None, NO_CLASSES_OF_DEVICES)
+        found = tenths_by_examples(
+            np.array([row.auroc for row in rows], dtype=np.float64),
+            np.array([row.n for row in rows], dtype=np.int64),
+        )
+        value = float(getattr(found, part))
+        return Number(value) if np.isfinite(value) else Number(None, None, "every AUROC is 0")
+
+    return source
+
+
+def _devices_with_auroc(facts: "RunFacts") -> Number:
+    count = sum(row.auroc is not None for row in facts.device_metrics.values())
+    return Number(float(count)) if count else Number(None, None, NO_CLASSES_OF_DEVICES)
+
+
+def _of_auroc(
+    key: str,
+    name: str,
+    meaning: str,
+    source: "Callable[[RunFacts], Number]",
+    compare: Compared | None,
+    *,
+    format: Format = RATIO,
+    report: str = "",
+) -> RunMeasure:
+    """Return a number of the AUROC over devices, computed from their rows."""
+    return RunMeasure(
+        key=key,
+        name=name,
+        meaning=meaning,
+        source=source,
+        format=format,
+        why_none=_NO_AUROC,
+        json=f"{OWN}{key}",
+        show="AUROC",
+        report=report,
+        applies=lambda s: s.auroc is not None,
+        compare=compare,
+    )
 
 
 MODEL = (
@@ -338,6 +424,7 @@ MODEL = (
         json="accuracy.best10",
         show="accuracy",
         report="Accuracy",
+        compare=_shown("best", "more", WORST_SHARE),
         prometheus="accuracy_best10_ratio",
         tensorboard="accuracy/best10",
     ),
@@ -367,6 +454,16 @@ MODEL = (
         why_none=_NO_ACCURACY,
         json="accuracy.worst10_pooled",
         show="spread",
+        compare=_shown("worst by n", "more", WORST_SHARE),
+    ),
+    RunMeasure(
+        key="accuracy_best10_pooled",
+        name="best 10 % by examples",
+        meaning="Correct / examples of the best tenth of the devices",
+        source=Summary("accuracy.best10_pooled"),
+        why_none=_NO_ACCURACY,
+        json="accuracy.best10_pooled",
+        compare=_shown("best by n", "more", WORST_SHARE),
     ),
     _of_model(
         "rmse_best10",
@@ -376,6 +473,7 @@ MODEL = (
         json="error.rmse_best10",
         show="error",
         report="Error",
+        compare=_shown("RMSE best", "less", ERROR, group="quality"),
     ),
     _of_model(
         "rmse_std",
@@ -436,8 +534,54 @@ MODEL = (
         why_none=_NO_AUROC,
         json="auroc.worst10",
         show="AUROC",
+        compare=_shown("AUROC worst", "more", WORST_SHARE, group="quality"),
         prometheus="auroc_worst10_ratio",
         tensorboard="auroc/worst10",
+    ),
+    _of_auroc(
+        "auroc_best10",
+        "best 10 % AUROC",
+        "Mean area under the ROC curve of the best tenth of the devices",
+        _of_tenths("best10_of_devices"),
+        _shown("AUROC best", "more", WORST_SHARE, group="quality"),
+    ),
+    _of_auroc(
+        "auroc_gini",
+        "Gini of AUROC",
+        "Gini coefficient of the AUROC over the devices with both classes",
+        _of_tenths("gini"),
+        _shown("AUROC Gini", "less", SHARE, digits=4),
+        format=FOUR_DIGITS,
+        report="Gini of AUROC",
+    ),
+    _of_auroc(
+        "auroc_by_examples",
+        "AUROC by examples",
+        "Area under the ROC curve, mean over devices, each weighted by its held-out examples",
+        _of_tenths("mean"),
+        _shown("AUROC by n", "more", SHARE, group="quality"),
+    ),
+    _of_auroc(
+        "auroc_worst10_by_examples",
+        "worst 10 % AUROC by examples",
+        "Area under the ROC curve, mean over the worst tenth of the devices by examples",
+        _of_tenths("worst10"),
+        _shown("AUROC worst by n", "more", WORST_SHARE, group="quality"),
+    ),
+    _of_auroc(
+        "auroc_best10_by_examples",
+        "best 10 % AUROC by examples",
+        "Area under the ROC curve, mean over the best tenth of the devices by examples",
+        _of_tenths("best10"),
+        _shown("AUROC best by n", "more", WORST_SHARE, group="quality"),
+    ),
+    _of_auroc(
+        "auroc_devices",
+        "devices with both classes",
+        "Devices whose held-out examples have both classes: those that the AUROC is over",
+        _devices_with_auroc,
+        None,
+        format=WHOLE,
     ),
     _of_model(
         "test_auroc",
@@ -521,6 +665,38 @@ AGGREGATION = (
         json="weights.divergence",
         show="weights",
         compare=Compared(group="fairness", short="KL of n", better=None, kind=NATS),
+    ),
+    RunMeasure(
+        key="utility_average",
+        name="U(Average)",
+        meaning="Mean over devices of the utility aggregation.M - loss",
+        source=Summary("utility.average"),
+        unit="nats",
+        why_none=_no_utility,
+        json="utility.average",
+        show="utility",
+        compare=_shown("U(Average)", "more", LOG_UTILITY),
+    ),
+    RunMeasure(
+        key="utility_least",
+        name="least utility",
+        meaning="Least utility of a device",
+        source=Summary("utility.least"),
+        unit="nats",
+        why_none=_no_utility,
+        json="utility.least",
+        show="utility",
+        compare=_shown("least U", "more", LOG_UTILITY),
+    ),
+    RunMeasure(
+        key="utility_product",
+        name="U(Multi)",
+        meaning="Product over devices of their utilities",
+        source=Summary("utility.product"),
+        why_none=_no_product,
+        json="utility.product",
+        show="utility",
+        compare=_shown("U(Multi)", "more", PRODUCT),
     ),
     RunMeasure(
         key="utility_log_product",

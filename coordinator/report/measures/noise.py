@@ -5,10 +5,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from fairbed.coordinator.report.measures.entry import (
+    OWN,
     Compared,
     Group,
     RunMeasure,
-    Summary,
+    RunSource,
 )
 from fairbed.coordinator.report.measures.scales import (
     NOISE_RATIO,
@@ -35,10 +36,11 @@ def noise_measures(
     group: Group,
     of: str,
     short: str,
-    source: "Callable[[str], Summary]",
+    source: "Callable[[str], RunSource]",
     why_none: "str | Callable[[RunSummary], str]",
     *,
     has_table: bool = False,
+    is_own: bool = False,
 ) -> tuple[RunMeasure, ...]:
     """Return worst 10 % and variance corrected for the noise of the test sets, and its shares.
 
@@ -50,6 +52,7 @@ def noise_measures(
         source: Gives the source of a field of the noise.
         why_none: Why a run lacks them.
         has_table: The shrunken worst 10 % have a table of their own.
+        is_own: They have no field in `RunSummary`, and their differences are only shown.
     """
     worst, variance = f"{of}worst 10 %", f"{of}variance"
 
@@ -60,6 +63,7 @@ def noise_measures(
             meaning=meaning,
             source=source(part),
             why_none=why_none,
+            json=f"{OWN}{key}_{ending}" if is_own else "",
             compare=compare,
         )
 
@@ -71,6 +75,7 @@ def noise_measures(
             kind=kind,
             digits=digits,
             has_table=has_table and kind is WORST_SHARE,
+            is_tested=not is_own,
         )
 
     return (

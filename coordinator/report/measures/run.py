@@ -27,6 +27,7 @@ from fairbed.coordinator.report.measures.scales import (
     SELECTIONS,
     TIME,
 )
+from fairbed.coordinator.report.measures.served import SERVED
 from fairbed.coordinator.report.measures.subsets import ATTACK, PERSONAL, PRIVACY
 from fairbed.coordinator.report.quantities import MISSING, clock, device_time
 
@@ -507,6 +508,7 @@ RUN: tuple[RunMeasure, ...] = (
     *MODEL,
     *AGGREGATION,
     *PERSONAL,
+    *SERVED,
     *ATTACK,
     *PRIVACY,
 )

@@ -46,7 +46,8 @@ class TuneConfig(Section, frozen=True, kw_only=True):
     comparison."""
     criterion: str | None = None
     """Key of the metric by which constants are chosen, on validation examples, its mean over the
-    seeds; not set: the accuracy, or the error, over the examples of all devices."""
+    seeds, such as `metric.NAME` of `evaluation.metrics`; not set: the accuracy, or the error, over
+    the examples of all devices."""
     halving: bool = True
     """Successive halving: the better half of the points runs with more seeds, until the last few
     have all; false: every point runs with every seed."""
@@ -77,8 +78,8 @@ class Tuning:
     seeds: tuple[int, ...]
     criterion: str
     """Key of the metric."""
-    better: Better
-    """Its good side."""
+    better: Better | None
+    """Its good side; None: its function declares it, which the first runs state."""
     is_halved: bool
 
 

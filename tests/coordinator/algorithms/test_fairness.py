@@ -16,6 +16,7 @@ from fairbed.coordinator.algorithms.fairness import (
     summarise,
     summarise_errors,
     summarise_utilities,
+    tenths_by_examples,
 )
 
 WORKED = [0.9, 0.8, 0.6, 0.95, 0.4, 0.7, 0.85, 0.75, 0.5, 0.65]
@@ -51,6 +52,21 @@ def test_a_tenth_counts_devices_or_examples() -> None:
     assert summary.accuracy_worst10_pooled == pytest.approx(5 / 310)
     assert summary.accuracy_best10 == pytest.approx(0.95)
     assert summary.accuracy_best10_pooled == pytest.approx(49 / 50)
+
+
+def test_the_worked_example_as_a_score_that_is_no_share_of_examples() -> None:
+    equal = tenths_by_examples(np.array(WORKED), np.full(10, 20))
+    assert (equal.mean, equal.worst10, equal.best10) == pytest.approx((0.71, 0.4, 0.95))
+    assert equal.gini * 100 == pytest.approx(13.380282, abs=1e-6)
+    scores, n = np.array([0.2, 0.6, *[0.8] * 16, 0.9, 1.0]), np.array([30, 10, *[10] * 17, 30])
+    found = tenths_by_examples(scores, n)
+    assert found.worst10 == pytest.approx((30 * 0.2 + 10 * 0.6) / 40)
+    assert found.best10 == pytest.approx((10 * 0.9 + 30 * 1.0) / 40)
+    assert found.best10_of_devices == pytest.approx(0.95)
+    assert found.mean == pytest.approx((6.0 + 6.0 + 16 * 8.0 + 9.0 + 30.0) / 240)
+    at = np.random.default_rng(0).permutation(20)
+    assert tenths_by_examples(scores[at], n[at]) == found
+    assert np.isnan(tenths_by_examples(np.zeros(3), np.ones(3, dtype=np.int64)).gini)
 
 
 UTILITIES = {

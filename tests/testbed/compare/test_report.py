@@ -9,8 +9,10 @@ import pytest
 
 from fairbed.testbed.compare.cell import CellResult
 from fairbed.testbed.compare.comparison import Comparison
-from fairbed.testbed.compare.report import tex
+from fairbed.testbed.compare.grid import Grid
+from fairbed.testbed.compare.report import effects_tex, tex, write_report
 from fairbed.wire.printable import latex
+from tests.testbed.compare import test_contrasts
 from tests.testbed.compare.results import FAST, cell, compared, grid_of, result, results
 
 TEX = next((name for name in ("pdflatex", "lualatex", "xelatex") if shutil.which(name)), None)
@@ -85,11 +87,64 @@ def test_the_table_is_what_latex_accepts(tmp_path: Path) -> None:
     assert problems(r"\begin{table}a & b_c $ \end{tabular} \\")[0] == "environment tabular"
 
 
+def with_effects(tmp_path: Path) -> Comparison:
+    """Return a comparison with effects of every kind on a linear and a log scale, and margins."""
+    grid = test_contrasts.grid_of(
+        tmp_path,
+        test_contrasts.FACTORS
+        + 'metrics = ["accuracy_mean", "virtual_s", "accuracy_worst10"]\n'
+        + "equivalent = { accuracy_mean = 0.2, virtual_s = 0.5 }\n",
+    )
+
+    def make(arm: str, seed: int) -> CellResult:
+        step = 0.1 * ("rbcs" in arm) + 0.05 * ("term" in arm) + 0.002 * seed * len(arm) / 20
+        return result(
+            arm,
+            seed,
+            round_s=10.0 + 3.0 * ("rbcs" in arm) + 0.1 * seed,
+            accuracy_mean=0.5 + step,
+            accuracy_worst10=None if (seed, "term" in arm) == (3, True) else 0.3 + step,
+            missing="a reason_with {specials} & 10 % of $^~#\\",
+        )
+
+    return compared(grid, results(grid, make))
+
+
+def test_effects_have_a_table_for_each_contrast_and_metric(tmp_path: Path) -> None:
+    found = with_effects(tmp_path)
+    text = effects_tex(found)
+    assert problems(text) == []
+    assert text.count(r"\begin{table}") == 3
+    assert r"\caption{Total time: effects of contrast fair.}" in text
+    rows = [line for line in text.splitlines() if line.endswith(r" \\")]
+    main = next(row for row in rows if row.startswith("policy uniform to rbcs-f &"))
+    kind, estimate, n, p, flips, verdict, equivalence = main.removesuffix(r" \\").split(" & ")[1:]
+    assert (kind, n, verdict) == ("main", "$8$", "better")
+    assert re.fullmatch(r"\$\\mathbf\{\+0\.099\d*\}\$ \{\\scriptsize \$\[.*\]\$\}", estimate)
+    assert re.fullmatch(r"\$(<?0\.\d+)\$", p)
+    assert re.fullmatch(r"\$(<?0\.\d+)\$", flips)
+    assert equivalence.startswith("within 0.2, p ")
+    assert "not shown within 50\\%" in text or "within 50 \\%" in text
+    lacking = text[text.index("Worst 10") :]
+    assert r"^{\ddagger}" in lacking
+    assert "Not tested: undefined in a seed of " in lacking
+    assert r"$p$ is corrected by Holm's method over" in text
+    write_report(found, tmp_path)
+    assert (tmp_path / "effects.tex").read_text(encoding="utf-8") == text
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    grid: Grid = grid_of(tmp_path)
+    write_report(compared(grid, results(grid, cell)), bare)
+    assert not (bare / "effects.tex").exists(), "there is no contrast"
+
+
 @pytest.mark.skipif(TEX is None, reason="no pdflatex, lualatex or xelatex is installed")
 def test_latex_compiles_the_table(tmp_path: Path) -> None:
     assert TEX is not None
     (tmp_path / "compare.tex").write_text(tex(wild(tmp_path)), encoding="utf-8")
-    (tmp_path / "page.tex").write_text(DOCUMENT, encoding="utf-8")
+    (tmp_path / "effects.tex").write_text(effects_tex(with_effects(tmp_path)), encoding="utf-8")
+    page = DOCUMENT.replace(r"\input{compare.tex}", r"\input{compare.tex}\input{effects.tex}")
+    (tmp_path / "page.tex").write_text(page, encoding="utf-8")
     command = [TEX, "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]

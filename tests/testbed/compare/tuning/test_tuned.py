@@ -22,8 +22,10 @@ from fairbed.testbed.compare.tuning_runs import folder_of, tuned, tuning_grid
 from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment import shards
 from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.shard import strata
+from tests.testbed.compare.results import result
 
 GRID = """
 seeds = 1
@@ -230,3 +232,91 @@ def test_a_failed_tuning_run_chooses_nothing(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"got 4 of 4 that failed, such as one_learning_rate-0\.003"):
         tuned(grid, trials, run)
     assert tuned(grid, trials, lambda cells: None) is None
+
+
+OWN_METRIC = """[experiment.evaluation]
+metrics = ["perplexity", "top3"]
+[[experiment.fleet]]"""
+
+
+@pytest.mark.parametrize(
+    ("criterion", "chosen"), [("metric.perplexity", 0), ("metric.top3.worst10", 1)]
+)
+def test_the_criterion_may_be_a_metric_by_name_with_its_own_side(
+    tmp_path: Path, criterion: str, chosen: int
+) -> None:
+    """The second point has more of both: of a perplexity, less is better."""
+    grid = grid_in(
+        tmp_path,
+        **{
+            "seeds = 2\n": f'seeds = 2\ncriterion = "{criterion}"\n',
+            "[[experiment.fleet]]": OWN_METRIC,
+        },
+    )
+    sides = {"perplexity": "less", "top3": "more"}
+
+    def run(cells: Sequence[GridCell], sides: dict[str, str] = sides) -> list[CellResult]:
+        found = list[CellResult]()
+        for cell in cells:
+            rate = cell.arm.experiment.training.learning_rate
+            values: dict[str, Any] = {criterion: 1.0 + rate}
+            base = result(cell.arm.name, cell.seed, slope=0.1, **values)
+            measured = base.outcome.measured
+            assert measured is not None
+            outcome = CellOutcome(measured=msgspec.structs.replace(measured, named=sides))
+            found.append(msgspec.structs.replace(base, outcome=outcome))
+        return found
+
+    done = tuned(grid, tuning_grid(grid), run)
+    assert done is not None
+    assert done.tuned is not None
+    assert done.tuned.better == ("less", "more")[chosen]
+    assert done.arms[0].experiment.training.learning_rate == (0.003, 0.3)[chosen]
+    assert f"chosen by {criterion} on validation examples" in done.tuned.line
+
+    def undefined(cells: Sequence[GridCell]) -> list[CellResult]:
+        return [
+            msgspec.structs.replace(
+                one,
+                outcome=CellOutcome(
+                    measured=msgspec.structs.replace(
+                        one.outcome.measured, values={}, named={}, missing={criterion: "no value"}
+                    )
+                ),
+            )
+            for one in run(cells)
+            if one.outcome.measured is not None
+        ]
+
+    with pytest.raises(
+        RunError, match=rf"must have {criterion} in every seed, got none \(no value"
+    ):
+        tuned(grid, tuning_grid(grid), undefined)
+
+
+def test_a_metric_by_name_as_criterion_is_one_of_every_arm_with_one_side(tmp_path: Path) -> None:
+    two = '[[arm]]\nname = "one"\n[[arm]]\nname = "two"\nset = { "evaluation.metrics" = [] }'
+    changes = {
+        "seeds = 2\n": 'seeds = 2\ncriterion = "metric.top3"\n',
+        "[[experiment.fleet]]": OWN_METRIC,
+    }
+    with pytest.raises(
+        ExperimentError, match=r"tune\.criterion: must be a metric of every run, got"
+    ):
+        grid_in(tmp_path, **{'[[arm]]\nname = "one"': two}, **changes)
+    both = two.replace('"evaluation.metrics" = []', '"training.epochs" = 2')
+    grid = grid_in(tmp_path, **{'[[arm]]\nname = "one"': both}, **changes)
+
+    def run(cells: Sequence[GridCell]) -> list[CellResult]:
+        found = list[CellResult]()
+        for cell in cells:
+            values: dict[str, Any] = {"metric.top3": 0.5}
+            base = result(cell.arm.name, cell.seed, slope=0.1, **values)
+            assert base.outcome.measured is not None
+            side = "more" if cell.arm.name.startswith("one") else "less"
+            measured = msgspec.structs.replace(base.outcome.measured, named={"top3": side})
+            found.append(msgspec.structs.replace(base, outcome=CellOutcome(measured=measured)))
+        return found
+
+    with pytest.raises(RunError, match=r"metric\.top3 must have one better side in all arms"):
+        tuned(grid, tuning_grid(grid), run)
