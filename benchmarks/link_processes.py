@@ -81,9 +81,16 @@ SETS: Mapping[str, DriveSet] = {
     "cork-5g-up": DriveSet("5G up, Cork", "cork_uplink_2022.csv.xz", "cork-5g-up-*", 3.0),
     "cork-lte-up": DriveSet("LTE up, Cork", "cork_uplink_2022.csv.xz", "cork-lte-up-*", 3.0),
     "ireland-5g": DriveSet("5G and LTE down, Ireland", "5g_ireland_2020.csv.xz", "Download/Dr*"),
+    "ireland-static": DriveSet(
+        "5G and LTE down, Ireland, not moving", "5g_ireland_2020.csv.xz", "Download/St*"
+    ),
     "mahimahi-down": DriveSet(
         "LTE down, US 2012-16", "mahimahi_cellular_us_1s.csv.xz", "*LTE*.down"
     ),
+    "mahimahi-up": DriveSet("LTE up, US 2012-16", "mahimahi_cellular_us_1s.csv.xz", "*LTE*.up"),
+    "new-york": DriveSet("LTE down, New York 2019", "nyc_lte_2019_1s.csv.xz", "*"),
+    "oslo": DriveSet("3G down, Oslo", "norway_hsdpa_3g.csv.xz", "*"),
+    "umts-up": DriveSet("UMTS up, US 2012", "mahimahi_cellular_us_1s.csv.xz", "*UMTS*.up"),
 }
 
 
