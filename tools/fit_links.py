@@ -79,6 +79,8 @@ class Fit:
     up_factor: float = 1.0
     """The same of another file of the uplink."""
     up_source: str = ""
+    no_states: str | None = None
+    """The direction whose slow seconds are rates: so its drives are described better."""
 
 
 def _is_download(row: dict[str, str], where: str = "Driving") -> bool:
@@ -143,6 +145,7 @@ FITS: dict[str, Fit] = {
         f"downlink: {IRELAND_SOURCE}; uplink, borrowed: 5G in a car, {CORK_SOURCE}",
         IRELAND_DELAY,
         partial(_is_download, where="Static"),
+        no_states="down",
     ),
     "lte-city": Fit(
         "LTE in New York, 2019: on foot, at home, bus, taxi",
@@ -157,15 +160,16 @@ FITS: dict[str, Fit] = {
         "recorded",
     ),
     "3g": Fit(
-        "3G HSDPA on the move, Oslo; uplink and outages of UMTS in a car, US 2012",
+        "3G HSDPA on the move, Oslo; uplink of UMTS in a car, US 2012",
         NORWAY,
-        "*",
+        "norway_*",
         MAHIMAHI,
         "TMobile-UMTS-driving.up",
         f"downlink: bus, tram, train, ferry, car, {NORWAY_SOURCE}; uplink: one drive with UMTS, "
         f"as TCP payload, {MAHIMAHI_SOURCE}",
         HSDPA_DELAY,
         up_factor=TO_PAYLOAD,
+        no_states="up",
     ),
 }
 
@@ -197,8 +201,9 @@ def fit_one(name: str, traces: Path, to: Path) -> None:
             text, up = _seconds(up, fit.up_factor), Path(folder) / "uplinks.csv"
             up.write_text(text, encoding="utf-8")
         files = dict.fromkeys([str(down), str(up)])
+        states = [] if fit.no_states is None else ["--no-states", fit.no_states]
         uplink = ["--up-rate" if fit.up_file is None else "--up", fit.up]
-        options = ["--split", "trace", "--down", fit.down, *uplink, "--name", name]
+        options = ["--split", "trace", "--down", fit.down, *uplink, *states, "--name", name]
         texts = ["--title", fit.title, "--source", fit.source, "--licence", FACTS]
         if fairbed(["profiles", "fit", *files, *options, *texts, "--to", str(to), "--force"]):
             raise RuntimeError(f"{name}: must be fitted, got an error; see its line")

@@ -188,6 +188,12 @@ def test_the_command_writes_a_link_that_loads(
     assert found.outages is not None
     assert found.down.spread is not None
     assert "down: 3 drives, 1800 s" in capsys.readouterr().out
+    plain = [*options, "--no-states", "down", "--no-states", "up", "--force"]
+    assert main(["profiles", "fit", str(file), *plain]) == 0
+    whole = profiles.load_link(tmp_path / "city.toml").link
+    assert (whole.outages, whole.degraded) == (None, None)
+    assert whole.down.spread is not None
+    assert whole.down.spread.quantiles[0] == (0.0, 0.0), "no coverage is a rate"
     assert main(["profiles", "fit", str(file), *options, "--down", "z*", "--force"]) == 2
     assert "--down: must match a drive, got 'z*'; there are a, b, c" in capsys.readouterr().err
 
@@ -200,7 +206,7 @@ needs_data = pytest.mark.skipif(
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["verizon", "tmobile"])
+@pytest.mark.parametrize("name", ["verizon", "tmobile", "new-york", "umts-up"])
 def test_fitted_links_have_the_statistics_of_their_drives(name: str) -> None:
     from benchmarks.link_processes import SETS, compared, drives_of
 
@@ -210,9 +216,10 @@ def test_fitted_links_have_the_statistics_of_their_drives(name: str) -> None:
 
 
 @needs_data
-def test_a_shipped_link_is_what_the_command_fits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["starlink-us-roam", "lte-city", "3g"])
+def test_a_shipped_link_is_what_the_command_fits(link: str, tmp_path: Path) -> None:
     from tools.fit_links import LINKS, fit_one
 
-    fit_one("starlink-us-roam", DATA / "traces", tmp_path)
-    name = "starlink-us-roam.toml"
+    fit_one(link, DATA / "traces", tmp_path)
+    name = f"{link}.toml"
     assert (tmp_path / name).read_text() == (LINKS / name).read_text()
