@@ -230,13 +230,7 @@ def read(folder: Path, setting: str, others: float, waiting: float) -> Measured:
         msgspec.json.decode((folder / WORK).read_bytes(), type=WorkCosts),
         host_speed(os.environ).core_speed if speed == "auto" else speed,
     )
-    data = FleetData(
-        dataset,
-        experiment.data,
-        devices=experiment.shards,
-        seed=experiment.seed_for("data"),
-        names=fleet_names(experiment),
-    )
+    data = FleetData.planned(experiment, dataset, fleet_names(experiment))
     times = expected_exchanges(experiment, data, task_of(experiment, dataset), costs)
     assert times is not None, "the devices have profiles"
     at_once, cores = experiment.coordinator().cohort_size, real_host().sensors.cores()

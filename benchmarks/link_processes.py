@@ -65,6 +65,8 @@ class DriveSet:
     names: str
     """Pattern of their names."""
     step_s: float = 1.0
+    has_states: bool = True
+    """False: as `--no-states` of the shipped link that is fitted to them."""
 
 
 SETS: Mapping[str, DriveSet] = {
@@ -81,8 +83,19 @@ SETS: Mapping[str, DriveSet] = {
     "cork-5g-up": DriveSet("5G up, Cork", "cork_uplink_2022.csv.xz", "cork-5g-up-*", 3.0),
     "cork-lte-up": DriveSet("LTE up, Cork", "cork_uplink_2022.csv.xz", "cork-lte-up-*", 3.0),
     "ireland-5g": DriveSet("5G and LTE down, Ireland", "5g_ireland_2020.csv.xz", "Download/Dr*"),
+    "ireland-static": DriveSet(
+        "5G and LTE down, Ireland, not moving",
+        "5g_ireland_2020.csv.xz",
+        "Download/St*",
+        has_states=False,
+    ),
     "mahimahi-down": DriveSet(
         "LTE down, US 2012-16", "mahimahi_cellular_us_1s.csv.xz", "*LTE*.down"
+    ),
+    "new-york": DriveSet("LTE down, New York 2019", "nyc_lte_2019_1s.csv.xz", "*"),
+    "oslo": DriveSet("3G down, Oslo", "norway_hsdpa_3g.csv.xz", "*"),
+    "umts-up": DriveSet(
+        "UMTS up, US 2012", "mahimahi_cellular_us_1s.csv.xz", "*UMTS*.up", has_states=False
     ),
 }
 
@@ -239,9 +252,14 @@ def _correlation(drives: Sequence[Floats], lag: int) -> float:
     return products / squares if squares else 0.0
 
 
+def _fitted(name: str, drives: Sequence[Floats], step_s: float) -> Direction:
+    wanted = SETS[name]
+    return fit_direction(drives, step_s, "measured", wanted.title, has_states=wanted.has_states)
+
+
 def compared(name: str, drives: Sequence[Floats], step_s: float, draws: int) -> list[Comparison]:
     """Return the pooled statistics of a set beside those of the link that is fitted to it."""
-    fitted = fit_direction(drives, step_s, "measured", SETS[name].title)
+    fitted = _fitted(name, drives, step_s)
     drawn = drawn_drives(fitted, [len(drive) for drive in drives], draws)
     recorded, model = statistics_of(drives, step_s), statistics_of(drawn, step_s)
     sets = [drawn[number::draws] for number in range(draws)]
@@ -283,7 +301,7 @@ def held_out(name: str, drives: Sequence[Floats], step_s: float, draws: int) -> 
     inside, of, misses = 0, 0, list[str]()
     for at, drive in enumerate(drives):
         others = [each for number, each in enumerate(drives) if number != at]
-        fitted = fit_direction(others, step_s, "measured", SETS[name].title)
+        fitted = _fitted(name, others, step_s)
         drawn = [
             statistics_of([each], step_s)
             for each in drawn_drives(fitted, [len(drive)], draws, seed=at)

@@ -4,7 +4,7 @@ A real device uses `real_host()`. The testbed passes another host to emulate a d
 process; all other modules of the agent are the same in both cases.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
@@ -130,6 +130,13 @@ class EnergyMeter(Protocol):
 
     def lap(self, phase: str, duration_s: float) -> float | None:
         """End a phase; return its energy in joules, None if it is unknown. Any thread calls it."""
+        ...
+
+    def range_j(self, joules: Mapping[str, float]) -> tuple[float, float] | None:
+        """Return the least and the greatest sum of the energy of phases, joules.
+
+        None if the energy has no such interval.
+        """
         ...
 
     def end(self) -> None:

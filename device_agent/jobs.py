@@ -1,6 +1,6 @@
 """What the training thread gets to do, what it returns, and the laps of its phases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,14 @@ class Stopwatch:
         self._laps[before] += before_s
         self._laps[name] = own_s
         self._last_s = begun_s + before_s + own_s
+
+    def range_j(self, phases: Iterable[str]) -> tuple[float, float] | None:
+        """Return the interval of the energy of some laps, joules; None if it is unknown."""
+        joules = {phase: self.joules.get(phase) for phase in phases}
+        known = {phase: value for phase, value in joules.items() if value is not None}
+        if self._energy is None or len(known) < len(joules):
+            return None
+        return self._energy.range_j(known)
 
     @property
     def elapsed_s(self) -> float:

@@ -15,7 +15,7 @@ import logging
 import math
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -49,10 +49,19 @@ class StatedPower:
     Args:
         transfer_w: Power during download and upload, watts; None is unknown.
         compute_w: Power during the other phases.
+        transfer_range_w: Least and greatest published `transfer_w`; None if one is published.
+        compute_range_w: The same of `compute_w`.
     """
 
-    def __init__(self, transfer_w: float | None, compute_w: float | None) -> None:
+    def __init__(
+        self,
+        transfer_w: float | None,
+        compute_w: float | None,
+        transfer_range_w: tuple[float, float] | None = None,
+        compute_range_w: tuple[float, float] | None = None,
+    ) -> None:
         self._transfer_w, self._compute_w = transfer_w, compute_w
+        self._ranges_w = transfer_range_w, compute_range_w
 
     async def run(self) -> None:
         """Return at once: nothing is measured."""
@@ -64,6 +73,22 @@ class StatedPower:
         """Return power x duration, joules."""
         watts = self._transfer_w if phase in _TRANSFERS else self._compute_w
         return None if watts is None else watts * duration_s
+
+    def range_j(self, joules: Mapping[str, float]) -> tuple[float, float] | None:
+        """Return the energy with the least and the greatest powers; None if none has a range.
+
+        Energy is proportional to power.
+        """
+        if self._ranges_w == (None, None):
+            return None
+        low_j, high_j = 0.0, 0.0
+        for phase, value in joules.items():
+            at = 0 if phase in _TRANSFERS else 1
+            watts = (self._transfer_w, self._compute_w)[at]
+            low_w, high_w = self._ranges_w[at] or (watts, watts)
+            if watts and low_w is not None and high_w is not None:
+                low_j, high_j = low_j + value * low_w / watts, high_j + value * high_w / watts
+        return low_j, high_j
 
     def end(self) -> None:
         """A round is over."""
@@ -123,6 +148,10 @@ class SensedPower:
             self._advance(self._watts if self._is_slow else watts)
             lap_j, self._lap_j = self._lap_j, 0.0
         return None if lap_j is None else min(lap_j, MAX_WATTS * duration_s)
+
+    def range_j(self, joules: Mapping[str, float]) -> tuple[float, float] | None:
+        """Return None: the error of the sensor is unknown."""
+        return None
 
     def end(self) -> None:
         """A round is over: stop reading."""

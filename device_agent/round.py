@@ -369,6 +369,8 @@ class DeviceRound:
                 measured["resent_up"] = push.upload.resent
             if (upload_j := self._watch.joules.get("upload")) is not None:
                 measured["upload_j"] = upload_j
+                if (ends := self._watch.range_j((*DEVICE_PHASES, "upload"))) is not None:
+                    measured["energy_low_j"], measured["energy_high_j"] = ends
             self._done = UploadDone(
                 round=self.train.round,
                 id=push.upload.manifest.id,

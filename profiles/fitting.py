@@ -233,7 +233,7 @@ def _narrowed(rates: Floats, level: float) -> Floats:
     logs = np.log(np.maximum(rates, 1.0))
     middle, variance = float(np.median(logs)), float(np.var(logs))
     factor = math.sqrt(max(1.0 - level * level / max(variance, 1e-12), 0.25))
-    narrowed: Floats = np.exp(middle + factor * (logs - middle))
+    narrowed: Floats = np.where(rates > 0.0, np.exp(middle + factor * (logs - middle)), 0.0)
     return narrowed
 
 

@@ -339,11 +339,12 @@ class Thermal(Strict, frozen=True, kw_only=True):
     ) -> "Thermal":
         """Return the model of the board in another case, or with a fan, or in other air.
 
-        The rise over the air is proportional to the thermal resistance.
+        The rise over the air is proportional to the thermal resistance, and so is the slow lag of
+        the same mass. A heatsink adds mass, so its lag does not follow from its resistance.
 
         Args:
             resistance: From the chip to the air, relative to the case of the profile.
-            constant_s: Time constant of the slow lag; None: that of the profile.
+            constant_s: Time constant of the slow lag; None: that of the same mass.
             ambient_celsius: Temperature of the air; None: that of the profile.
 
         Raises:
@@ -359,12 +360,12 @@ class Thermal(Strict, frozen=True, kw_only=True):
         air = ROOM_CELSIUS if self.ambient_celsius is None else self.ambient_celsius.value
         other = air if ambient_celsius is None else ambient_celsius
         moved = structs.replace(idle, value=other + resistance * (idle.value - air))
-        slow = self.time_constant
+        slow_s = resistance * self.time_constant_s if constant_s is None else constant_s
         return structs.replace(
             self,
             idle_celsius=moved,
             rise_celsius=structs.replace(rise, value=resistance * rise.value),
-            time_constant=slow if constant_s is None else structs.replace(slow, value=constant_s),
+            time_constant=structs.replace(self.time_constant, value=slow_s),
             ambient_celsius=structs.replace(moved, value=other),
         )
 

@@ -16,13 +16,16 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fairbed import profiles
+from fairbed.profiles.schema import Thermal
 
 Floats = NDArray[np.float64]
 
@@ -111,6 +114,43 @@ def _rms(wrong: Floats) -> float:
     return float(np.sqrt(np.mean(wrong * wrong)))
 
 
+@dataclass(frozen=True)
+class OtherCase:
+    """A board of the library in another case, described by its resistance, and by its lag, too."""
+
+    resistance: float
+    time_constant_s: float
+    heating_rms: float
+    cooling_rms: float
+
+
+def in_other_case(
+    t_s: Floats, celsius: Floats, board: Thermal, lags_s: Sequence[float]
+) -> OtherCase:
+    """Return the resistance, and one of these slow lags, that describe a curve best.
+
+    Args:
+        t_s: Times, seconds, shape (N,).
+        celsius: Temperatures, shape (N,).
+        board: The board in the case of its profile.
+        lags_s: Slow lags to try; none: the lag follows from the resistance.
+    """
+    on_s = float(t_s[int(np.argmax(np.diff(celsius)))])
+    off_s, found = on_s + LOAD_S, list[OtherCase]()
+    for resistance, lag_s in product(RESISTANCES, lags_s or (None,)):
+        case = board.in_case(float(resistance), lag_s)
+        assert case.idle_celsius is not None
+        assert case.rise_celsius is not None
+        share, fast_s = case.fast_lag
+        heat = share * lag(t_s, fast_s, on_s, off_s)
+        heat += (1.0 - share) * lag(t_s, case.time_constant_s, on_s, off_s)
+        wrong = case.idle_celsius.value + case.rise_celsius.value * heat - celsius
+        is_hot = t_s < off_s
+        rms = _rms(wrong[is_hot]), _rms(wrong[~is_hot])
+        found.append(OtherCase(float(resistance), case.time_constant_s, *rms))
+    return min(found, key=lambda each: max(each.heating_rms, each.cooling_rms))
+
+
 def fit_log(t_s: Floats, celsius: Floats, load: Floats, idle: float) -> Fit:
     """Fit rise and slow lag to readings under load, with the borrowed fast lag.
 
@@ -159,6 +199,12 @@ def logs(folder: Path) -> dict[str, list[dict[str, str]]]:
     return found
 
 
+RESISTANCES = np.arange(0.5, 3.01, 0.05)
+"""Tried for another case."""
+
+OTHER_CASES = {"rpi4b-fans-off": "raspberry-pi-4b"}
+"""Curves of a board in another case than that of its profile."""
+
 RUNS = {
     "raspberry-pi-zero-2w": "3E85",
     "raspberry-pi-2b": "3MGs",
@@ -194,6 +240,16 @@ def main() -> None:
         curves = {path.stem: path for path in sorted((folder / "heat").glob("*.dat"))}
     for name, path in curves.items():
         print(_line(name, fit_curve(*read_curve(path))))
+        if name in OTHER_CASES:
+            board = profiles.load(OTHER_CASES[name]).thermal
+            assert board is not None
+            for given, lags_s in (("resistance", []), ("resistance and lag", [*SLOW_S])):
+                case = in_other_case(*read_curve(path), board, lags_s)
+                print(
+                    f"{name}: the bare board, given {given}: {case.resistance:.2f}, "
+                    f"{case.time_constant_s:.0f} s; heating {case.heating_rms:.2f}, cooling "
+                    f"{case.cooling_rms:.2f}"
+                )
     if names:
         return
     found = logs(folder)

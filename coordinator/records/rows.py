@@ -386,19 +386,26 @@ def release_row(exchange: Exchange, device: str) -> ReleaseRow:
 def _energy(exchange: Exchange) -> dict[str, Any]:
     """Return the energy columns of an exchange, as its device reports them.
 
-    The energy of an upload is unknown if no device could have taken so much in that time.
+    The energy of an upload is unknown if no device could have taken so much in that time, and so is
+    an interval that does not contain the sum.
     """
+    no_interval = {"energy_low_j": None, "energy_high_j": None}
     reported = None if exchange.offer is None else exchange.offer.phases.energy
     if reported is None:
-        return {"upload_j": None}
+        return no_interval | {"upload_j": None}
     energy = {f"{phase}_j": getattr(reported, f"{phase}_j") for phase in DEVICE_PHASES}
     at_device_j = sum(energy.values())
     upload_s, upload_j = exchange.upload_s, exchange.measured.get("upload_j")
     if upload_s is None:
-        return energy | {"upload_j": None, "energy_j": at_device_j}
+        return energy | no_interval | {"upload_j": None, "energy_j": at_device_j}
     if upload_j is None or upload_j > MAX_WATTS * upload_s:
-        return energy | {"upload_j": None}
-    return energy | {"upload_j": upload_j, "energy_j": at_device_j + upload_j}
+        return energy | no_interval | {"upload_j": None}
+    energy |= {"upload_j": upload_j, "energy_j": (energy_j := at_device_j + upload_j)}
+    low_j, high_j = (exchange.measured.get(name) for name in no_interval)
+    slack_j = 1e-9 * energy_j
+    if low_j is None or high_j is None or not low_j - slack_j <= energy_j <= high_j + slack_j:
+        return energy | no_interval
+    return energy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -574,6 +574,15 @@ class ExchangeRow:
     energy_j: float | None = None
     """Energy of the whole device, summed over the phases; without an arrival, over those before the
     upload. None if a part of it is unknown."""
+    energy_low_j: Annotated[
+        float | None, Column(Source.UPLOAD, "energy, at least", most=MAX_JOULES, statistic="sum")
+    ] = None
+    """Least energy by the published powers of the device, where these differ. None without an
+    arrival, for a device with a sensor, and where one power is published."""
+    energy_high_j: Annotated[
+        float | None, Column(Source.UPLOAD, "energy, at most", most=MAX_JOULES, statistic="sum")
+    ] = None
+    """Greatest energy by the published powers of the device; None as `energy_low_j`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,13 +48,7 @@ class PreparedDilation:
             costs = machine_costs_now(Probe.of(artifact, experiment.training), os.environ)
         speed = experiment.emulation.host_core_speed
         assert speed != "auto", "the plan has measured it"
-        data = FleetData(
-            dataset,
-            experiment.data,
-            devices=experiment.shards,
-            seed=experiment.seed_for("data"),
-            names=fleet_names(experiment),
-        )
+        data = FleetData.planned(experiment, dataset, fleet_names(experiment))
         times = self._predict(experiment, data, artifact, TaskCosts.of(costs, speed))
         if times is None:
             return least

@@ -193,9 +193,14 @@ class EmulatedPace:
     def section(self, name: Section) -> Iterator[Meter]:
         """Enter a compute section; leaving sleeps the rest of its time deficit."""
         headroom, costs = self._headroom, self._costs
-        with nullcontext() if headroom is None else headroom.lifted():
+        faster = self._device.evaluation_speed if name == "evaluate" else 1.0
+
+        def speed() -> float:
+            return faster * self._speed()
+
+        with nullcontext() if headroom is None else headroom.lifted(faster):
             section = PacedSection(
-                speed_ratio=self._speed(),
+                speed_ratio=speed(),
                 storage_read_bytes_per_s=self._device.storage_read_bytes_per_s,
                 now=self._wall(),
                 cpu=self._cpu(),
@@ -208,7 +213,7 @@ class EmulatedPace:
                 self._wall,
                 self._cpu,
                 self._sleep,
-                self._speed,
+                speed,
                 headroom,
             )
             yield meter
@@ -250,7 +255,9 @@ def host_for(
     sensors = EmulatedSensors(device, readings=None if gauge is None else _gauge_reader(gauge))
     headroom = None if sandbox is None else _headroom(device, gauge, sandbox)
     pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
-    energy = StatedPower(device.transfer_w, device.compute_w)
+    energy = StatedPower(
+        device.transfer_w, device.compute_w, device.transfer_range_w, device.compute_range_w
+    )
     return Host(clock=clock, pace=pace, sensors=sensors, energy=energy, noise=SeededNoise())
 
 

@@ -15,8 +15,9 @@ from fairbed.coordinator.state.memory import SHARE, Fitting
 from fairbed.coordinator.task.catalogue import build_task, make_module
 from fairbed.coordinator.task.errors import UnknownTask, Unsupported, WrongArtifact
 from fairbed.coordinator.task.recipes import MODELS
+from fairbed.device_agent.trainer import EVALUATION_BATCH
 from fairbed.profiles import Profile
-from fairbed.testbed.emulation.step_speed import several_speeds_s, step_s
+from fairbed.testbed.emulation.step_speed import at_task, several_speeds_s, step_s
 from fairbed.testbed.emulation.work import StepWork, TaskCosts
 from fairbed.testbed.errors import BackendError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
@@ -350,7 +351,11 @@ def _on_machines(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
         )
     for board in task.boards:
         reference_s, work = costs.train.seconds(task.batch), costs.work
-        found_s = step_s(board, reference_s, work, task.batch)
+        found_s = step_s(board, reference_s, work, task.batch, frozen=costs.frozen_work)
+        there = at_task(board, costs, task.batch, EVALUATION_BATCH)
+        evaluated_s = costs.evaluate.seconds(EVALUATION_BATCH) / (
+            there.profile.training_speed * there.evaluation_speed
+        )
         is_known = work is not None and several_speeds_s(board, work, task.batch) is not None
         basis = (
             "by arithmetic and memory traffic"
@@ -365,9 +370,11 @@ def _on_machines(artifact: Artifact, task: _Task) -> Iterator[ModelFinding]:
         part = task.batch if fitting is None else fitting.part_size(board.memory_bytes, 0)
         yield _finding(
             f"on {board.name}",
-            f"{task.batch} examples{task.of_longest} in {found_s * 1e3:.3g} ms, predicted {basis}"
+            f"{task.batch} examples{task.of_longest} in {found_s * 1e3:.3g} ms, predicted {basis}, "
+            f"{EVALUATION_BATCH} evaluated in {evaluated_s * 1e3:.3g} ms"
             f"{_parts(part, task.batch, board.memory_bytes)}{shorter}",
             step_s=found_s,
+            evaluation_s=evaluated_s,
             micro_batch=part,
         )
 

@@ -717,6 +717,13 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     fit.add_argument("--gaps", choices=("cut", "hold", "zero"), help="as for import")
     fit.add_argument("--gap", metavar="TIME", help="as for import")
     fit.add_argument("--up-rate", metavar="RATE", help="rate of the uplink, if no drive has it")
+    fit.add_argument(
+        "--no-states",
+        choices=("down", "up"),
+        action="append",
+        default=[],
+        help="take slow seconds, and those at 0, of this direction as rates, not as states",
+    )
     fit.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")
     fit.add_argument("--title", help="one line about the link")
     fit.add_argument("--source", help="origin of the drives")

@@ -113,8 +113,8 @@ def _profile(
 ) -> LinkProfile:
     names = ", ".join(path.name for path in options.files)
     origin = options.source or f"fitted to {names}"
-    of_down = _fitted(down, "down_bps", step_s, origin, options.down)
-    of_up = _fitted(up, "up_bps", step_s, origin, options.up) if up else None
+    of_down = _fitted(down, "down_bps", step_s, origin, options)
+    of_up = _fitted(up, "up_bps", step_s, origin, options) if up else None
     for way, found in (("down", of_down), ("up", of_up)):
         if found is not None:
             print(_line(way, found))
@@ -153,14 +153,17 @@ def _profile(
 
 
 def _fitted(
-    drives: Sequence[Drive], column: str, step_s: float, origin: str, pattern: str | None
+    drives: Sequence[Drive], column: str, step_s: float, origin: str, options: argparse.Namespace
 ) -> Direction:
+    way = column.removesuffix("_bps")
+    pattern: str | None = getattr(options, way)
+    has_states = way not in options.no_states
     rates = [each.rates(column) for each in drives]
     total_s = step_s * sum(map(len, rates))
     which = "" if pattern is None else f" ({pattern})"
     count = f"{len(drives)} drive{'s' * (len(drives) != 1)}"
     source = f"fairbed profiles fit of {count}{which}, {total_s:g} s: {origin}"
-    return fit_direction(rates, step_s, "measured", source[:MAX_TEXT])
+    return fit_direction(rates, step_s, "measured", source[:MAX_TEXT], has_states=has_states)
 
 
 def _rate(found: Direction, origin: str) -> Varying[float, float]:

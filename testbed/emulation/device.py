@@ -29,11 +29,17 @@ class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_threads: Annotated[int, Meta(ge=1)]
     speed_ratio: Annotated[float, Meta(gt=0.0)]
     """Speed of training relative to one core of this machine; 1 or more is not slowed."""
+    evaluation_speed: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Speed of an evaluation relative to that of training."""
     storage_read_bytes_per_s: Annotated[float, Meta(gt=0.0)]
     transfer_w: float | None = None
     """Power of the device during download and upload, watts; None is unknown."""
     compute_w: float | None = None
     """Power of the device during the other phases."""
+    transfer_range_w: tuple[float, float] | None = None
+    """Least and greatest published `transfer_w`; None if one is published."""
+    compute_range_w: tuple[float, float] | None = None
+    """The same of `compute_w`."""
     dilation: Annotated[float, Meta(ge=1.0)] = 1.0
     """Seconds of this machine per second of the device; speed and storage rate include it."""
 
@@ -75,6 +81,8 @@ def emulated_device(profile: "Profile", host_core_speed: float = 1.0) -> Emulate
         storage_read_bytes_per_s=profile.storage_read_bytes_per_s,
         transfer_w=power.transfer_w,
         compute_w=power.compute_w,
+        transfer_range_w=power.transfer_range_w,
+        compute_range_w=power.compute_range_w,
     )
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # an agent reads no profile
     from fairbed.profiles import Profile
+    from fairbed.profiles.schema import Power
 
 POWERS = ("idle_w", "train_w", "compute_w", "transmit_w")
 """The keys of `[energy]` in a profile."""
@@ -23,6 +23,10 @@ class PhasePower:
     """Download and upload."""
     compute_w: float | None
     """The phases between them."""
+    transfer_range_w: tuple[float, float] | None = None
+    """Least and greatest `transfer_w` by the sources of the profile; None if they state one."""
+    compute_range_w: tuple[float, float] | None = None
+    """The same of `compute_w`."""
 
 
 UNKNOWN = PhasePower(None, None)
@@ -36,7 +40,8 @@ def phase_power(profile: "Profile | None") -> PhasePower:
 
     `train_w` holds for all cores, and the power of a machine grows about linearly with its busy
     cores. Without `idle_w` it is known only for devices that train on all their cores. A lower
-    clock, and other work, do not change it.
+    clock, and other work, do not change it. A range is the same rule with the least and the
+    greatest numbers of the profile.
 
     Source:
         Fan, Weber, Barroso: Power provisioning for a warehouse-sized computer, ISCA 2007.
@@ -44,30 +49,31 @@ def phase_power(profile: "Profile | None") -> PhasePower:
     energy = None if profile is None else profile.energy
     if profile is None or energy is None:
         return UNKNOWN
-    known = {key: getattr(energy, key) for key in POWERS}
-    numbers = {key: np.float64(item.value) for key, item in known.items() if item is not None}
-    powers = phase_powers(numbers, np.float64(profile.engine_threads / profile.cores))
-    transfer_w, compute_w = (None if np.isnan(watts) else float(watts) for watts in powers)
-    return PhasePower(transfer_w, compute_w)
+    known = {key: item for key in POWERS if (item := getattr(energy, key)) is not None}
+    share = np.float64(profile.engine_threads / profile.cores)
+    stated, least, greatest = (
+        phase_powers({key: np.float64(of(item)) for key, item in known.items()}, share)
+        for of in (_value, _low, _high)
+    )
+    (transfer_w, transfer_range), (compute_w, compute_range) = (
+        (None, None)
+        if np.isnan(watts)
+        else (float(watts), None if low == watts == high else (float(low), float(high)))
+        for watts, low, high in zip(stated, least, greatest, strict=True)
+    )
+    return PhasePower(transfer_w, compute_w, transfer_range, compute_range)
 
 
-def phase_power_range(profile: "Profile") -> tuple[PhasePower, PhasePower]:
-    """Return the smallest and the largest power by phase that the sources of a profile state.
+def _value(power: "Power") -> float:
+    return power.value
 
-    Energy is proportional to power, so it has the same relative interval.
-    """
-    energy, found = profile.energy, []
-    for end in (0, 1):
-        powers = None if energy is None else energy
-        if powers is not None:
-            ends = {
-                key: structs.replace(item, value=item.range[end], low=None, high=None)
-                for key in POWERS
-                if (item := getattr(powers, key)) is not None
-            }
-            powers = structs.replace(powers, **ends)
-        found.append(phase_power(structs.replace(profile, energy=powers)))
-    return found[0], found[1]
+
+def _low(power: "Power") -> float:
+    return power.range[0]
+
+
+def _high(power: "Power") -> float:
+    return power.range[1]
 
 
 def phase_powers(

@@ -12,11 +12,11 @@ can. So a training step takes at least as long as its arithmetic and its memory 
     step       = max(one speed, several)
 
 or as long as the published measurement of its class of model. The result is one number per task
-and device, the speed of a core at this task, so that nothing else of the emulation changes.
+and device, the speed of a core at this task, and the factor by which it is faster at an evaluation.
 
 A step reads and writes main memory far below the rate of a copy: a framework passes over all
 activations for each small operation. Inference libraries join these operations, so a forward pass
-alone has other shares.
+alone has other shares: an evaluation, and the layers of a training step below all trained ones.
 
 Source:
     Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009; here the times add up, as
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from fairbed.profiles import Profile, Quantity, StepTime
-from fairbed.testbed.emulation.work import StepWork
+from fairbed.testbed.emulation.work import StepWork, TaskCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,17 @@ def several_speeds_s(
     return arithmetic_s * batch_size + memory_s
 
 
+def _several_s(
+    profile: Profile, work: StepWork, batch_size: int, frozen: StepWork | None
+) -> float | None:
+    """Return `several_speeds_s` of a training step whose frozen part is a forward pass alone."""
+    if frozen is None:
+        return several_speeds_s(profile, work, batch_size)
+    trained_s = several_speeds_s(profile, work.without(frozen), batch_size)
+    frozen_s = several_speeds_s(profile, frozen, batch_size, INFERENCE)
+    return None if trained_s is None or frozen_s is None else trained_s + frozen_s
+
+
 def one_speed_s(profile: Profile, reference_s: float) -> float:
     """Return the time of a step by `core_speed` alone, seconds.
 
@@ -144,6 +155,7 @@ def step_s(
     work: StepWork | None,
     batch_size: int,
     like: str | None = None,
+    frozen: StepWork | None = None,
 ) -> float:
     """Return the time of a training step on a device, seconds.
 
@@ -153,24 +165,61 @@ def step_s(
         work: Its arithmetic and memory traffic; None is unknown.
         batch_size: Examples of the step.
         like: Class of model; the profile's measurement of it, if any, is scaled by the batch size.
+        frozen: The part of `work` below all layers that are trained; None is none.
     """
     known = published_step(profile, like)
     if known is not None:
         return known.step.value * batch_size / known.batch_size
     one_s = one_speed_s(profile, reference_s)
-    several_s = None if work is None else several_speeds_s(profile, work, batch_size)
+    several_s = None if work is None else _several_s(profile, work, batch_size, frozen)
     return one_s if several_s is None else max(one_s, several_s)
+
+
+def evaluation_s(profile: Profile, reference_s: float, work: StepWork, batch_size: int) -> float:
+    """Return the time of an evaluation step on a device, seconds; arguments as of `step_s`."""
+    one_s = one_speed_s(profile, reference_s)
+    several_s = several_speeds_s(profile, work, batch_size, INFERENCE)
+    return one_s if several_s is None else max(one_s, several_s)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTask:
+    """A device at a task."""
+
+    profile: Profile
+    """It has the `core_speed` of training."""
+    evaluation_speed: float = 1.0
+    """Speed in an evaluation, relative to that in training."""
 
 
 def at_task(
     profile: Profile,
-    reference_s: float,
-    work: StepWork | None,
+    costs: TaskCosts,
     batch_size: int,
+    evaluation_size: int,
     like: str | None = None,
-) -> Profile:
-    """Return the profile with the `core_speed` that it has at a task; arguments as of `step_s`."""
-    took_s = step_s(profile, reference_s, work, batch_size, like)
+) -> AtTask:
+    """Return a device with the speeds that it has at a task.
+
+    Args:
+        profile: The device.
+        costs: Costs and work of the task.
+        batch_size: Examples of a training step.
+        evaluation_size: Examples of an evaluation step.
+        like: As for `step_s`.
+    """
+    trained = _trained(profile, costs, batch_size, like)
+    work, reference_s = costs.evaluation_work, costs.evaluate.seconds(evaluation_size)
+    if work is None or reference_s <= 0.0:
+        return AtTask(trained)
+    took_s = evaluation_s(profile, reference_s, work, evaluation_size)
+    return AtTask(trained, reference_s / (trained.training_speed * took_s))
+
+
+def _trained(profile: Profile, costs: TaskCosts, batch_size: int, like: str | None) -> Profile:
+    """Return the profile with the `core_speed` that it has when it trains."""
+    reference_s = costs.train.seconds(batch_size)
+    took_s = step_s(profile, reference_s, costs.work, batch_size, like, costs.frozen_work)
     if took_s <= 0.0 or reference_s <= 0.0:
         return profile
     speed = profile.core_speed * reference_s / profile.training_speed / took_s

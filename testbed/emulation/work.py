@@ -57,6 +57,12 @@ class StepWork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             fixed_bytes=max(0.0, b.moved_bytes - slope * m),
         )
 
+    def without(self, other: "StepWork") -> "StepWork":
+        """Return the rest of a step that has `other` as a part."""
+        fields = self.__struct_fields__
+        rest = {name: max(0.0, getattr(self, name) - getattr(other, name)) for name in fields}
+        return StepWork(**rest)
+
     @property
     def convolutions(self) -> float:
         """Operations of all convolutions per example."""
@@ -177,6 +183,8 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     relative to their median; None is unknown."""
     work: StepWork | None = None
     """Arithmetic and memory traffic of the training step; None is unknown."""
+    frozen_work: StepWork | None = None
+    """The part of `work` below all layers that are trained: a forward pass alone; None is none."""
     evaluation_work: StepWork | None = None
     """The same of an evaluation; None if it is not counted."""
     memory: TaskMemory | None = None
@@ -270,6 +278,11 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Memory of each example that is computed at once."""
     memory_least_bytes: Work = 0.0
     """Peak memory of the self-check. All three are 0 if they are small."""
+    frozen_work: StepWork | None = None
+    """The part of the work of a training step below all layers that are trained; not set: none."""
+    evaluation_work: StepWork | None = None
+    """Arithmetic and memory traffic of an evaluation; not set: it is unknown, and an evaluation has
+    the speed of training."""
     shorter: tuple[BucketCosts, ...] = ()
     """Steps at each shorter length of `data.buckets`; all other costs are of the longest."""
 
@@ -299,6 +312,8 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
                 )
                 for each in costs.shorter
             ),
+            frozen_work=costs.frozen_work,
+            evaluation_work=costs.evaluation_work,
             **({} if costs.work is None else structs.asdict(costs.work)),
             **({} if costs.memory is None else _numbers_of(costs.memory)),
         )

@@ -190,7 +190,8 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     """Thermal resistance from the processor to the air, relative to the case of the profile; a fan
     or heatsink is below 1, a closed case above."""
     case_constant_s: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
-    """Time constant of the case, seconds; not set: `thermal.time_constant_s` of the profile."""
+    """Time constant of the case, seconds; not set: `thermal.time_constant_s` of the profile times
+    `case_resistance`, as with the same mass. That of a heatsink is longer."""
     outage: tuple[OutageConfig, ...] = ()
     malicious: MaliciousConfig | None = None
     """not set: all devices are honest."""

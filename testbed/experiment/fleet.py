@@ -32,7 +32,7 @@ from fairbed.testbed.emulation.schedule import (
     UnavailableAs,
     device_schedule,
 )
-from fairbed.testbed.emulation.step_speed import at_task
+from fairbed.testbed.emulation.step_speed import AtTask, at_task
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.cells import make_cells
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
@@ -161,14 +161,16 @@ class PlannedDevice:
         profile = self.profile
         if profile is None or self.spec.device is None:
             return self
-        found = profile_at_task(profile, experiment, costs)
-        if found is profile:
+        found = device_at_task(profile, experiment, costs)
+        if found == AtTask(profile):
             return self
-        factor = found.core_speed / profile.core_speed
+        factor = found.profile.core_speed / profile.core_speed
         device = msgspec.structs.replace(
-            self.spec.device, speed_ratio=self.spec.device.speed_ratio * factor
+            self.spec.device,
+            speed_ratio=self.spec.device.speed_ratio * factor,
+            evaluation_speed=found.evaluation_speed,
         )
-        return replace(self, profile=found, spec=replace(self.spec, device=device))
+        return replace(self, profile=found.profile, spec=replace(self.spec, device=device))
 
     def truth_row(self) -> TruthRow:
         """Return the configured numbers for the store; only the analysis reads them."""
@@ -193,8 +195,8 @@ class PlannedDevice:
         )
 
 
-def profile_at_task(profile: Profile, experiment: Experiment, costs: TaskCosts) -> Profile:
-    """Return a profile with the speed that it has at the task of an experiment.
+def device_at_task(profile: Profile, experiment: Experiment, costs: TaskCosts) -> AtTask:
+    """Return a device with the speeds that it has at the task of an experiment.
 
     A shipped model has the `core_speed` of the profile, unless `model.like` is given.
 
@@ -205,9 +207,10 @@ def profile_at_task(profile: Profile, experiment: Experiment, costs: TaskCosts) 
     """
     model, batch_size = experiment.model, experiment.training.part_size
     if model.name in MODELS and model.like is None:
-        return profile
-    reference_s = costs.train.seconds(batch_size)
-    return at_task(profile, reference_s, costs.work, batch_size, model.like)
+        return AtTask(profile)
+    from fairbed.device_agent.trainer import EVALUATION_BATCH
+
+    return at_task(profile, costs, batch_size, EVALUATION_BATCH, model.like)
 
 
 def check_fleet(experiment: Experiment, environ: Mapping[str, str]) -> None:

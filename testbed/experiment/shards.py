@@ -258,6 +258,22 @@ class FleetData:
     each request.
     """
 
+    @classmethod
+    def planned(cls, experiment: Experiment, dataset: Dataset, names: Sequence[str]) -> "FleetData":
+        """Return the division of an experiment before a run of it, given the names of its devices.
+
+        Raises:
+            DatasetError: The data cannot be divided so.
+        """
+        return cls(
+            dataset,
+            experiment.data,
+            devices=experiment.shards,
+            seed=experiment.seed_for("data"),
+            fold=experiment.validation_fold,
+            names=names,
+        )
+
     def __init__(
         self,
         dataset: Dataset,

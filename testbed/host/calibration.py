@@ -55,7 +55,7 @@ from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.memory import task_memory
 from fairbed.testbed.host.slow_steps import named_if_slow
-from fairbed.testbed.host.step_work import evaluation_work, step_work
+from fairbed.testbed.host.step_work import evaluation_work, step_and_frozen_work
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact, encode_artifact
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.console import print_line
@@ -355,12 +355,13 @@ def measure(probe: Probe) -> Measured:
     reference_steps = [s for _, *windows in measured for each in windows for s in each.reference_s]
     reference_s = float(np.quantile(reference_steps, 0.1))
     _, training, evaluation = measured[-1]
-    spread_ratio, work = training.spread_ratio, step_work(artifact)
+    spread_ratio, (work, frozen_work) = training.spread_ratio, step_and_frozen_work(artifact)
     costs = WorkCosts(
         train=training.cost(reference_s),
         evaluate=evaluation.cost(reference_s),
         spread_ratio=spread_ratio,
         work=work,
+        frozen_work=frozen_work,
         evaluation_work=evaluation_work(artifact),
         memory=task_memory(artifact, probe.artifact, probe.hyperparameters, work),
         load_s=open_work_s(probe.artifact),

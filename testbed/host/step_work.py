@@ -20,7 +20,7 @@ runs under a dispatch mode of torch, with one count for all convolutions and one
 import importlib.util
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,27 +55,54 @@ def step_work(artifact: Artifact) -> StepWork | None:
     Returns:
         None if it cannot be counted: the package onnx is missing, or a shape is unknown.
     """
+    return step_and_frozen_work(artifact)[0]
+
+
+def step_and_frozen_work(artifact: Artifact) -> tuple[StepWork | None, StepWork | None]:
+    """Return the work of a training step, and the part of it below all layers that are trained.
+
+    That part is a forward pass alone: no gradient passes through it.
+
+    Returns:
+        None for work that cannot be counted; no frozen part also for a module, whose forward pass
+        is PyTorch's, and if it has neither a product nor a convolution.
+    """
     if artifact.module is not None:
-        return _module_work(artifact)
-    return _graph_work(artifact.train)
+        return _module_work(artifact), None
+    return _graph_work(artifact.train) or (None, None)
 
 
 def evaluation_work(artifact: Artifact) -> StepWork | None:
     """Return the same of an evaluation; None for a module, too."""
-    return None if artifact.module is not None else _graph_work(artifact.evaluate)
+    found = None if artifact.module is not None else _graph_work(artifact.evaluate)
+    return None if found is None else found[0]
 
 
-def _graph_work(graph: bytes) -> StepWork | None:
+def _graph_work(graph: bytes) -> tuple[StepWork, StepWork | None] | None:
     if importlib.util.find_spec("onnx") is None:
         return None
     try:
         small, large = (_Shapes.of(graph, n) for n in COUNTED)
     except UnknownShape:
         return None
-    kinds = _flops(small, large)
+    forward = _forward_nodes(large.nodes)
+    frozen = _frozen_nodes(large.nodes, forward)
+    of_all, of_frozen = _flops(small, large, forward, frozen)
+    return (
+        _between(small, large, of_all, range(len(large.nodes))),
+        _between(small, large, of_frozen, frozen) if any(of_frozen.values()) else None,
+    )
+
+
+def _between(
+    small: "_Shapes", large: "_Shapes", flops: Mapping[str, float], places: Iterable[int]
+) -> StepWork:
+    """Return the work per example of the nodes at some places."""
+    at = list(places)
+    few, many = (sum(shapes.moved_bytes[place] for place in at) for shapes in (small, large))
     return StepWork.between(
-        (COUNTED[0], StepWork(moved_bytes=small.moved_bytes)),
-        (COUNTED[1], StepWork(**kinds, moved_bytes=large.moved_bytes)),
+        (COUNTED[0], StepWork(moved_bytes=few)),
+        (COUNTED[1], StepWork(**flops, moved_bytes=many)),
     )
 
 
@@ -87,7 +114,8 @@ class _Shapes:
     shapes: Mapping[str, tuple[int, ...]]
     constants: frozenset[str]
     """Values that no example changes, as sizes of the batch."""
-    moved_bytes: float
+    moved_bytes: list[float]
+    """Bytes that each node reads and writes."""
 
     @classmethod
     def of(cls, graph: bytes, batch: int) -> "_Shapes":
@@ -128,14 +156,14 @@ class _Shapes:
             shapes.setdefault(value.name, tuple(declared))
             sizes.setdefault(value.name, _ITEM_BYTES.get(tensor.elem_type, 4))
         nodes = list(model.graph.node)
-        moved = 0.0
+        moved = []
         for node in nodes:
-            for name in (*node.input, *node.output):
-                if name and name not in shapes:
+            names = [name for name in (*node.input, *node.output) if name]
+            for name in names:
+                if name not in shapes:
                     raise UnknownShape(f"{node.op_type}: {name}")
-            if node.op_type not in _VIEWS:
-                names = [name for name in (*node.input, *node.output) if name]
-                moved += sum(sizes[name] * math.prod(shapes[name]) for name in names)
+            n_bytes = sum(sizes[name] * math.prod(shapes[name]) for name in names)
+            moved.append(0.0 if node.op_type in _VIEWS else float(n_bytes))
         return cls(nodes, shapes, frozenset(t.name for t in model.graph.initializer), moved)
 
 
@@ -185,16 +213,27 @@ class _Flow:
         return self.bits.setdefault(parameters, 1 << len(self.bits))
 
 
-def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
-    """Return the operations of a step at the larger batch, by field of `StepWork`."""
-    forward = _forward_nodes(large.nodes)
+def _flops(
+    small: _Shapes, large: _Shapes, forward: Collection[int], frozen: Collection[int]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the operations of a step at the larger batch, by field of `StepWork`.
+
+    Args:
+        small: The graph at the smaller batch.
+        large: The graph at the larger one.
+        forward: Places of the nodes of the forward pass.
+        frozen: Those of them below all layers that are trained.
+
+    Returns:
+        Of the step, and of its frozen nodes.
+    """
     flow, back = _Flow(dict.fromkeys(large.constants, frozenset())), _Flow()
     gradients = {n[2:] for node in large.nodes for n in node.output if n.startswith("g.")}
     grows = {name for name, shape in large.shapes.items() if small.shapes.get(name) != shape}
     summed = _summed(large.nodes, grows)
     made = {name: node for node in large.nodes for name in node.output}
     recurrent = set[frozenset[str]]()
-    found = list[tuple[str, frozenset[str], float]]()
+    found = list[tuple[str, frozenset[str], float, bool]]()
     for at, node in enumerate(large.nodes):
         is_forward = at in forward
         products = flow if is_forward else back  # the backward pass multiplies by each once more
@@ -212,7 +251,7 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
                 weight = flow.parameters.get(name, _roots(name))
                 flops = 2.0 * math.prod(large.shapes[node.input[0]][:2])
                 flops *= math.prod(large.shapes[name])
-                found.append(("matrix_flops", weight, flops))
+                found.append(("matrix_flops", weight, flops, at in frozen))
                 if of_step:
                     recurrent.add(weight)
         kind, weight = _kind(node, flow, large.shapes)
@@ -225,25 +264,28 @@ def _flops(small: _Shapes, large: _Shapes) -> dict[str, float]:
                     recurrent.add(weight)
                 passed |= products.bit(weight)
                 if is_forward and weight & gradients:
-                    found.append((kind, weight, flops))
-            found.append((kind, weight, flops))
+                    found.append((kind, weight, flops, False))
+            found.append((kind, weight, flops, at in frozen))
         for name in node.output:
             products.products[name] = passed
-    totals = defaultdict[str, float](float)
-    for kind, weight, flops in found:
+    of_all, of_frozen = defaultdict[str, float](float), defaultdict[str, float](float)
+    for kind, weight, flops, is_frozen in found:
         is_recurrent = kind == "matrix_flops" and weight in recurrent
-        totals["recurrent_flops" if is_recurrent else kind] += flops
-    return totals
+        name = "recurrent_flops" if is_recurrent else kind
+        of_all[name] += flops
+        if is_frozen:
+            of_frozen[name] += flops
+    return of_all, of_frozen
 
 
 def _is_data(name: str, flow: _Flow) -> bool:
     """Return whether a value depends on the examples."""
-    is_state = name.startswith(("p.", "b."))
+    is_state = name.startswith(("p.", "b.", "f."))
     return not is_state and name not in flow.parameters
 
 
 def _roots(name: str) -> frozenset[str]:
-    return frozenset({name[2:]}) if name.startswith("p.") else frozenset()
+    return frozenset({name[2:]}) if name.startswith(("p.", "f.")) else frozenset()
 
 
 def _forward_nodes(nodes: list[Any]) -> set[int]:
@@ -254,6 +296,21 @@ def _forward_nodes(nodes: list[Any]) -> set[int]:
     for at in reversed(range(len(nodes))):
         if wanted.intersection(nodes[at].output):
             wanted.update(nodes[at].input)
+            places.add(at)
+    return places
+
+
+def _frozen_nodes(nodes: list[Any], forward: Collection[int]) -> set[int]:
+    """Return the places of the forward nodes that depend on no trained parameter.
+
+    None in a graph without gradients, as that of an evaluation.
+    """
+    gradients = {n[2:] for node in nodes for n in node.output if n.startswith("g.")}
+    trained, places = {f"p.{name}" for name in gradients}, set[int]()
+    for at, node in enumerate(nodes):
+        if not trained.isdisjoint(node.input):
+            trained.update(name for name in node.output if name)
+        elif at in forward and gradients:
             places.add(at)
     return places
 

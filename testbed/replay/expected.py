@@ -19,6 +19,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.setup import (
+    evaluation_speeds,
     fitting_part_sizes,
     in_reference_cores,
     lengths_of,
@@ -71,6 +72,7 @@ def expected_exchanges(
         examples[places],
         fitting_part_sizes(experiment, artifact, names, memory, examples[places]),
         None if lengths is None else lengths[places],
+        evaluation_speed=evaluation_speeds(devices),
     )
     means, varying = conditions
     in_use_s = np.zeros(len(devices))

@@ -360,7 +360,14 @@ def _profile_fleet_setup(experiment: Experiment, dataset: Dataset | None) -> Rep
     lengths = lengths_of(dataset, data, examples, costs)
     layout, example_bytes = artifact.spec.layout, dataset.example_bytes
     world, decisions = world_of(
-        experiment, layout, example_bytes, conditions, examples, sizes, lengths
+        experiment,
+        layout,
+        example_bytes,
+        conditions,
+        examples,
+        sizes,
+        lengths,
+        evaluation_speed=evaluation_speeds(devices),
     )
     base = _base_downloads(artifact, world)
     rows = [*_device_rows(devices, examples, base), *(device.truth_row() for device in devices)]
@@ -515,6 +522,7 @@ def world_of(
     sizes: Ints,
     lengths: Ints | None = None,
     raw_bytes: int = 0,
+    evaluation_speed: Floats | float = 1.0,
 ) -> tuple[ProfileWorld, Decisions]:
     """Return the world and the decisions of a fleet whose costs of training are known."""
     config = experiment.coordinator()
@@ -533,6 +541,7 @@ def world_of(
             sample=_sample(decisions),
             part_size=sizes,
             lengths=lengths,
+            evaluation_speed=evaluation_speed,
         ),
         seed=experiment.seed_for("traces"),
         packet_seed=experiment.seed_for("packets"),
@@ -543,6 +552,12 @@ def world_of(
         recorded=_recorded_times(experiment),
     )
     return world, decisions
+
+
+def evaluation_speeds(devices: Sequence[PlannedDevice]) -> Floats:
+    """Return the speed of each device in an evaluation, relative to that in training, (N,)."""
+    planned = [device.spec.device for device in devices]
+    return np.array([1.0 if each is None else each.evaluation_speed for each in planned])
 
 
 def lengths_of(

@@ -23,6 +23,7 @@ from fairbed.profiles import Profile
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.emulation.step_speed import AtTask
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.run.stopping import StopControl
 from fairbed.wire.messages import OperatorCommand
@@ -78,7 +79,7 @@ class SteeredFleet:
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
         group: Ends faults when their time has passed.
         stop: Ends the run if a fault cannot be ended.
-        at_task: Returns a profile with the speed that it has at the task of the run.
+        at_task: Returns a device with the speeds that it has at the task of the run.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class SteeredFleet:
         host_core_speed: float,
         group: TaskGroup,
         stop: StopControl,
-        at_task: Callable[[Profile], Profile] = lambda profile: profile,
+        at_task: Callable[[Profile], AtTask] = AtTask,
     ) -> None:
         self._backend, self._at_task = backend, at_task
         self._dilation, self._host_core_speed = dilation, host_core_speed
@@ -208,17 +209,18 @@ class SteeredFleet:
         if device in self._faults:
             raise CommandRefusedError(f"{device} is {self._faults[device]}; wait for its end")
         try:
-            made = device_spec(
-                device, self._at_task(profiles.load(name)), None, self._host_core_speed
-            )
+            found = self._at_task(profiles.load(name))
+            made = device_spec(device, found.profile, None, self._host_core_speed)
         except ProfileError as exc:
             raise CommandRefusedError(str(exc)) from exc
-        new = replace(spec, device=made.dilated(self._dilation).device)
-        assert new.device is not None
+        emulated = made.dilated(self._dilation).device
+        assert emulated is not None
+        emulated = structs.replace(emulated, evaluation_speed=found.evaluation_speed)
+        new = replace(spec, device=emulated)
         try:
             await self._backend.restart(device, new)
             self._specs[device] = new
-            self._base[device] = structs.replace(base, speed_ratio=new.device.speed_ratio)
+            self._base[device] = structs.replace(base, speed_ratio=emulated.speed_ratio)
             await self._backend.apply({device: self._now(device)})
         except BackendError as exc:
             raise CommandRefusedError(str(exc)) from exc

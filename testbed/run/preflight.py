@@ -39,7 +39,7 @@ from fairbed.testbed.emulation.capacity import (
     has_enough_cores,
 )
 from fairbed.testbed.emulation.conditions import Congestion, LinkFeature
-from fairbed.testbed.emulation.power import phase_power, phase_power_range
+from fairbed.testbed.emulation.power import phase_power
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, unlikely_numbers
 from fairbed.testbed.inputs import Inputs
@@ -202,15 +202,15 @@ def energy_interval(experiment: Experiment) -> str | None:
     parts = []
     for name in dict.fromkeys(g.profile for g in experiment.fleet if g.profile is not None):
         profile = profiles.load(name)
-        stated, ends = phase_power(profile), phase_power_range(profile)
-        shares = []
-        for phase in ("transfer_w", "compute_w"):
-            watts, low, high = (getattr(power, phase) for power in (stated, *ends))
-            if watts and low is not None and high is not None and (low, high) != (watts, watts):
-                shares.append(
-                    f"{phase.removesuffix('_w')} {100 * (low / watts - 1):+.0f} to "
-                    f"{100 * (high / watts - 1):+.0f} %"
-                )
+        power = phase_power(profile)
+        shares = [
+            f"{phase} {100 * (ends[0] / watts - 1):+.0f} to {100 * (ends[1] / watts - 1):+.0f} %"
+            for phase, watts, ends in (
+                ("transfer", power.transfer_w, power.transfer_range_w),
+                ("compute", power.compute_w, power.compute_range_w),
+            )
+            if watts and ends is not None
+        ]
         if shares:
             parts.append(f"{name}: {', '.join(shares)}")
     if not parts:

@@ -40,15 +40,16 @@ from fairbed.testbed.backends.agents import warm_fork_server
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.helper import HelperEnded
+from fairbed.testbed.emulation.step_speed import AtTask
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import EMBEDDED, Experiment
 from fairbed.testbed.experiment.fleet import (
     PlannedDevice,
+    device_at_task,
     fleet_names,
     plan_fleet,
-    profile_at_task,
 )
 from fairbed.testbed.experiment.shards import (
     FleetData,
@@ -336,7 +337,9 @@ async def _run(
                     _core_speed(emulated),
                     group,
                     stop,
-                    lambda p: p if of_task is None else profile_at_task(p, experiment, of_task),
+                    lambda p: (
+                        AtTask(p) if of_task is None else device_at_task(p, experiment, of_task)
+                    ),
                 )
             )
             stop.coordinator = _coordinator(

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fairbed.device_agent.config import PowerConfig, load_config
 from fairbed.device_agent.errors import ConfigError
@@ -209,7 +210,7 @@ async def test_a_sensor_is_read_in_rounds_only() -> None:
 async def test_the_energy_of_each_phase_is_offered_and_that_of_the_upload_follows(
     setup: AgentSetup,
 ) -> None:
-    setup.host = replace(setup.host, energy=StatedPower(2.0, 3.0))
+    setup.host = replace(setup.host, energy=StatedPower(2.0, 3.0, (1.0, 5.0)))
     async with setup.running() as (_, coordinator):
         await coordinator.join(softmax_task(), encode_shard(examples(40)))
         offer, _ = await coordinator.run_round(1, np.zeros(N_VALUES, np.float32))
@@ -220,6 +221,19 @@ async def test_the_energy_of_each_phase_is_offered_and_that_of_the_upload_follow
     assert offer.phases.energy.load_j == pytest.approx(3.0 * offer.phases.load_s)
     assert isinstance(done, UploadDone)
     assert done.measured["upload_j"] > 0.0
+    energy = structs.asdict(offer.phases.energy)
+    transfers_j = energy.pop("download_j") + done.measured["upload_j"]
+    others_j = sum(energy.values())
+    assert done.measured["energy_low_j"] == pytest.approx(0.5 * transfers_j + others_j)
+    assert done.measured["energy_high_j"] == pytest.approx(2.5 * transfers_j + others_j)
+
+
+def test_an_interval_of_energy_follows_from_those_of_the_powers() -> None:
+    joules = {"download": 4.0, "train": 30.0, "upload": 2.0}
+    wide = StatedPower(2.0, 3.0, (1.0, 4.0), (2.0, 6.0))
+    assert wide.range_j(joules) == (0.5 * 6.0 + 20.0, 2.0 * 6.0 + 60.0)
+    assert StatedPower(0.0, 3.0, None, (2.0, 6.0)).range_j({"download": 0.0}) == (0.0, 0.0)
+    assert StatedPower(2.0, 3.0).range_j(joules) is None
 
 
 async def test_a_device_without_a_working_sensor_offers_no_energy(setup: AgentSetup) -> None:

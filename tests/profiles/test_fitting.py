@@ -188,6 +188,12 @@ def test_the_command_writes_a_link_that_loads(
     assert found.outages is not None
     assert found.down.spread is not None
     assert "down: 3 drives, 1800 s" in capsys.readouterr().out
+    plain = [*options, "--no-states", "down", "--no-states", "up", "--force"]
+    assert main(["profiles", "fit", str(file), *plain]) == 0
+    whole = profiles.load_link(tmp_path / "city.toml").link
+    assert (whole.outages, whole.degraded) == (None, None)
+    assert whole.down.spread is not None
+    assert whole.down.spread.quantiles[0] == (0.0, 0.0), "no coverage is a rate"
     assert main(["profiles", "fit", str(file), *options, "--down", "z*", "--force"]) == 2
     assert "--down: must match a drive, got 'z*'; there are a, b, c" in capsys.readouterr().err
 
@@ -200,19 +206,22 @@ needs_data = pytest.mark.skipif(
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["verizon", "tmobile"])
-def test_fitted_links_have_the_statistics_of_their_drives(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "draws"), [("verizon", 30), ("tmobile", 30), ("new-york", 16), ("umts-up", 30)]
+)
+def test_fitted_links_have_the_statistics_of_their_drives(name: str, draws: int) -> None:
     from benchmarks.link_processes import SETS, compared, drives_of
 
-    rows = compared(name, drives_of(SETS[name], DATA), 1.0, 30)
+    rows = compared(name, drives_of(SETS[name], DATA), 1.0, draws)
     assert [row for row in rows if row.ok is False] == []
     assert sum(row.ok is True for row in rows) >= 8
 
 
 @needs_data
-def test_a_shipped_link_is_what_the_command_fits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["starlink-us-roam", "lte-city", "3g"])
+def test_a_shipped_link_is_what_the_command_fits(link: str, tmp_path: Path) -> None:
     from tools.fit_links import LINKS, fit_one
 
-    fit_one("starlink-us-roam", DATA / "traces", tmp_path)
-    name = "starlink-us-roam.toml"
+    fit_one(link, DATA / "traces", tmp_path)
+    name = f"{link}.toml"
     assert (tmp_path / name).read_text() == (LINKS / name).read_text()

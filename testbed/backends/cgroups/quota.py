@@ -2,6 +2,7 @@
 
     outside of sections     quota = q            the kernel limits the other work of the agent
     inside                  quota = 2 q          the pace sleeps until the device would be done
+    inside an evaluation    quota = 2 q e        e: its speed relative to that of training
 
 The kernel counts the processor time that work takes, which depends on other load; the pace charges
 the calibrated cost of the work (docs/decisions/0009). With a quota of q, work that takes 20 % more
@@ -85,14 +86,19 @@ class Headroom:
         self._quota, self._speed = quota, speed
         self._lifted_for = 0.0
         """Speed for which the quota was raised; 0 is not raised."""
+        self._faster = 1.0
 
     @contextmanager
-    def lifted(self) -> Iterator[None]:
+    def lifted(self, faster: float = 1.0) -> Iterator[None]:
         """Raise the quota inside the context, and restore it at its end.
+
+        Args:
+            faster: Speed of the work in this section, relative to that of the device; 1 if lower.
 
         Raises:
             CgroupError: The kernel rejected the quota.
         """
+        self._faster = max(1.0, faster)
         self.follow()
         try:
             yield
@@ -103,7 +109,7 @@ class Headroom:
         """Raise the quota again if the speed has changed, which reset the quota to the speed."""
         speed = self._speed()
         if speed != self._lifted_for:
-            self._quota.set(HEADROOM * speed)
+            self._quota.set(HEADROOM * speed * self._faster)
             self._lifted_for = speed
 
     def _drop(self) -> None:

@@ -253,15 +253,34 @@ def _energy(phases_s: Mapping[str, Floats], powers: Sequence[PhasePower]) -> dic
         phases_s: Durations by column, seconds, each of shape (K,).
         powers: Powers of the devices of the exchanges, shape (K,).
     """
-    transfer_w = np.array([power.transfer_w for power in powers], dtype=np.float64)
-    compute_w = np.array([power.compute_w for power in powers], dtype=np.float64)
-    energy = {
+    stated = [(power.transfer_w, power.compute_w) for power in powers]
+    energy = _phases_j(phases_s, stated)
+    at_device = sum((energy[f"{phase}_j"] for phase in DEVICE_PHASES), np.zeros(len(powers)))
+    has_arrived = np.isfinite(phases_s["upload_s"])
+    energy["energy_j"] = at_device + np.where(has_arrived, energy["upload_j"], 0.0)
+    ranges = [(power.transfer_range_w, power.compute_range_w) for power in powers]
+    has_range = np.array([each != (None, None) for each in ranges], dtype=np.bool_)
+    if has_range.any():
+        for at, name in enumerate(("energy_low_j", "energy_high_j")):
+            ends = [
+                tuple(w if r is None else r[at] for w, r in zip(*each, strict=True))
+                for each in zip(stated, ranges, strict=True)
+            ]
+            of_phases = _phases_j(phases_s, ends).values()
+            total = sum(of_phases, np.zeros(len(powers)))
+            energy[name] = np.where(has_range, total, np.nan)
+    return energy
+
+
+def _phases_j(
+    phases_s: Mapping[str, Floats], watts: Sequence[tuple[float | None, ...]]
+) -> dict[str, Floats]:
+    """Return the energy of each phase, joules, given the power of transfers and of computing."""
+    transfer_w, compute_w = np.array(watts, dtype=np.float64).reshape(-1, 2).T
+    return {
         f"{phase}_j": phases_s[f"{phase}_s"] * (transfer_w if phase in TRANSFERS else compute_w)
         for phase in ENERGY_PHASES
     }
-    at_device = sum((energy[f"{phase}_j"] for phase in DEVICE_PHASES), np.zeros(len(powers)))
-    has_arrived = np.isfinite(phases_s["upload_s"])
-    return energy | {"energy_j": at_device + np.where(has_arrived, energy["upload_j"], 0.0)}
 
 
 def _bytes_down(x: ReplayedExchange) -> int:

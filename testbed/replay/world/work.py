@@ -88,7 +88,10 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a round, seconds of one core of the reference machine, columns of shape (N,)."""
+    """Work of a round, seconds of one core of the reference machine, columns of shape (N,).
+
+    That of an evaluation is shorter by the factor by which the device is faster at it.
+    """
 
     examples: Ints
     """n_k."""
@@ -125,6 +128,7 @@ class Work:
         sample: Sample | None = None,
         part_size: Ints | None = None,
         lengths: Ints | None = None,
+        evaluation_speed: Floats | float = 1.0,
     ) -> "Work":
         """Return the work of a round: `steps` and `train_s` are the most that devices draw.
 
@@ -138,12 +142,14 @@ class Work:
             part_size: Examples that each device computes at once, shape (N,); None: as configured.
             lengths: Examples of each device at each padded length, ascending, shape (N, L); None:
                 all have the same.
+            evaluation_speed: Speed of each device in an evaluation, relative to that in training,
+                shape (N,), or of all.
         """
         training, n = config.training, len(examples)
         size = training.part_size if part_size is None else part_size
         steps = steps_of(training.hyperparameters(1), examples)
         counts = examples[:, np.newaxis] if lengths is None else lengths
-        evaluate_s = _forward_pass_s(costs, counts)
+        evaluate_s = _forward_pass_s(costs, counts) / evaluation_speed
         queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
         draws = None
         if training.draws_work:
@@ -163,12 +169,12 @@ class Work:
             steps=steps,
             train_s=training.gradients_per_step
             * _train_s(costs, counts, steps, training.batch_size, size),
-            personal_s=_personal_s(config, costs, counts, size),
+            personal_s=_personal_s(config, costs, counts, size, evaluation_speed),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
             query_s=np.zeros(n)
             if sample is None
-            else _forward_pass_s(costs, share_of(counts, queried)),
+            else _forward_pass_s(costs, share_of(counts, queried)) / evaluation_speed,
             decode_s=costs.decode_s,
             encode_s=costs.encode_s,
             draws=draws,
@@ -193,7 +199,11 @@ def _train_s(
 
 
 def _personal_s(
-    config: CoordinatorConfig, costs: TaskCosts, counts: Ints, part_size: int | Ints
+    config: CoordinatorConfig,
+    costs: TaskCosts,
+    counts: Ints,
+    part_size: int | Ints,
+    evaluation_speed: Floats | float,
 ) -> Floats:
     """Return the cost of training the personal model (`device_agent.ditto`), shape (N,)."""
     settings, training = config.personalisation, config.training
@@ -210,7 +220,7 @@ def _personal_s(
         return section_s
     sections, validations = (candidates, 1) if settings.choice == "local" else (1, steps)
     validation_s = candidates * validations * _forward_pass_s(costs, share_of(counts, drawn))
-    return np.where(drawn > 0, sections, 1) * section_s + validation_s
+    return np.where(drawn > 0, sections, 1) * section_s + validation_s / evaluation_speed
 
 
 def _forward_pass_s(costs: TaskCosts, counts: Ints) -> Floats:

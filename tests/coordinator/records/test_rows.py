@@ -129,6 +129,28 @@ def test_the_energy_of_an_exchange_is_what_its_device_reports(
     assert (row.train_j, row.upload_j, row.energy_j) == energy
 
 
+@pytest.mark.parametrize(
+    ("low_j", "high_j", "is_kept"), [(4.0, 7.0, True), (5.5, 7.0, False), (None, 7.0, False)]
+)
+def test_an_interval_of_energy_contains_the_sum_or_is_unknown(
+    low_j: float | None, high_j: float, is_kept: bool
+) -> None:
+    table = measured_round()
+    exchange = table.exchanges["pi-1"]
+    assert exchange.offer is not None
+    exchange.granted = 10.0 + 0.02 + 1.31
+    exchange.offer = with_energy(exchange.offer)
+    exchange.measured |= {"upload_j": 1.5, "energy_high_j": high_j}
+    if low_j is not None:
+        exchange.measured["energy_low_j"] = low_j
+    row = row_of(exchange, table)
+    assert row.energy_j == 5.375
+    assert (row.energy_low_j, row.energy_high_j) == ((low_j, high_j) if is_kept else (None, None))
+    exchange.arrived = None
+    row = row_of(exchange, table)
+    assert (row.energy_low_j, row.energy_high_j) == (None, None)
+
+
 def test_without_an_arrival_the_energy_is_that_before_the_upload() -> None:
     table = measured_round()
     exchange = table.exchanges["pi-1"]

@@ -15,7 +15,7 @@ import pytest
 import fairbed.device_agent
 from fairbed import profiles
 from fairbed.device_agent.config import AgentConfig
-from fairbed.device_agent.host import Honest, Host
+from fairbed.device_agent.host import Honest, Host, Section
 from fairbed.device_agent.privacy import SeededNoise
 from fairbed.device_agent.sensors import RealSensors, mu_cores
 from fairbed.testbed.backends import fork_server
@@ -100,6 +100,25 @@ def test_other_work_is_charged_its_processor_time() -> None:
         machine.work(0.004)
     expected_s = (0.01 + 0.002 + 0.003) / 0.5 + 0.001 + 0.004 / 0.5
     assert machine.now_s - started == pytest.approx(expected_s)
+
+
+def test_an_evaluation_is_charged_at_its_own_speed_and_has_the_quota_for_it(tmp_path: Path) -> None:
+    machine, quota = Machine(), tmp_path / "cpu.max"
+    quota.write_text("2500 10000")
+    headroom = Headroom(Quota(tmp_path, 2, is_shared=True), lambda: 0.25)
+    faster = msgspec.structs.replace(device(0.25), evaluation_speed=3.0)
+    pace = machine.pace(faster, costs=COSTS, headroom=headroom)
+    sections: tuple[Section, ...] = ("evaluate", "train")
+    for name, cost, speed in zip(
+        sections, (COSTS.evaluate, COSTS.train), (0.75, 0.25), strict=True
+    ):
+        began = machine.now_s
+        with pace.section(name) as meter:
+            assert quota.read_text() == f"{2 * speed * 10_000:.0f} 10000"
+            machine.work(0.001)
+            meter.step(20)
+        assert machine.now_s - began == pytest.approx(cost.seconds(20) / speed)
+    assert quota.read_text() == "2500 10000"
 
 
 def test_steps_that_take_longer_here_than_on_the_device_make_it_late() -> None:

@@ -113,6 +113,8 @@ def test_a_case_and_warm_air_make_it_hotter() -> None:
     cool = two_lags(limit=95.0)
     closed = cool.in_case(1.5)
     assert (closed.idle_celsius, closed.rise_celsius) == (quantity(49.0), quantity(75.0))
+    assert closed.time_constant_s == 180.0, "of the same mass"
+    assert cool.in_case(1.5, constant_s=90.0).time_constant_s == 90.0
     assert closed.throttles
     assert not cool.throttles
     warm = cool.in_case(ambient_celsius=32.0, constant_s=300.0)

@@ -6,7 +6,7 @@ from msgspec import structs
 from fairbed import profiles
 from fairbed.profiles import Profile
 from fairbed.profiles.schema import Energy, Power
-from fairbed.testbed.emulation.power import UNKNOWN, PhasePower, phase_power, phase_power_range
+from fairbed.testbed.emulation.power import UNKNOWN, PhasePower, phase_power
 
 
 def profile(threads: int = 1, **energy: float) -> Profile:
@@ -50,10 +50,13 @@ def test_power_has_the_interval_of_its_sources() -> None:
     found = profile(idle_w=2.0, train_w=6.0)
     assert found.energy is not None
     assert found.energy.idle_w is not None
-    assert phase_power_range(found) == (PhasePower(2.0, 3.0), PhasePower(2.0, 3.0))
     wide = structs.replace(found.energy.idle_w, low=1.0, high=3.0)
     device = structs.replace(found, energy=structs.replace(found.energy, idle_w=wide))
-    assert phase_power_range(device) == (PhasePower(1.0, 2.25), PhasePower(3.0, 3.75))
+    assert phase_power(device) == PhasePower(2.0, 3.0, (1.0, 3.0), (2.25, 3.75))
+    transmit = Power(value=2.5, tag="literature", source="made up")
+    energy = structs.replace(found.energy, idle_w=wide, transmit_w=transmit)
+    sending = structs.replace(found, energy=energy)
+    assert phase_power(sending) == PhasePower(2.5, 3.0, None, (2.25, 3.75))
     with pytest.raises(ValueError, match="value must be from low to high, 3 to 4, got 2"):
         Power(value=2.0, low=3.0, high=4.0, tag="literature", source="made up")
 

@@ -10,8 +10,10 @@ from fairbed.profiles import Profile, Quantity, StepTime
 from fairbed.testbed.emulation.step_speed import (
     INFERENCE,
     TRAINING,
+    AtTask,
     Shares,
     at_task,
+    evaluation_s,
     matrix_rate,
     one_speed_s,
     several_speeds_s,
@@ -75,14 +77,77 @@ def test_a_forward_pass_of_an_inference_library_is_faster() -> None:
     assert inferred < trained / 2
 
 
+def costs_of(
+    train_s: float,
+    work: StepWork | None,
+    evaluate_s: float = 0.0,
+    *,
+    evaluation_work: StepWork | None = None,
+    frozen_work: StepWork | None = None,
+) -> TaskCosts:
+    """Return the costs of a task whose steps take these times whatever their examples."""
+    train, evaluate = (StepCost(fixed_s=s, per_example_s=0.0) for s in (train_s, evaluate_s))
+    costs = WorkCosts(
+        train=train,
+        evaluate=evaluate,
+        work=work,
+        evaluation_work=evaluation_work,
+        frozen_work=frozen_work,
+    )
+    return TaskCosts.of(costs, 1.0)
+
+
+DEPTHWISE = StepWork(conv_flops=10e6, depthwise_flops=20e6, moved_bytes=2e6)
+
+
+def test_an_evaluation_has_the_rates_of_a_forward_pass_and_training_keeps_its_own() -> None:
+    costs = costs_of(0.05, DEPTHWISE, 0.02, evaluation_work=DEPTHWISE)
+    there = at_task(board(), costs, 16, 32)
+    step, evaluation = (
+        several_speeds_s(board(), DEPTHWISE, n, s) for n, s in ((16, TRAINING), (32, INFERENCE))
+    )
+    assert step is not None
+    assert evaluation is not None
+    assert 0.05 / there.profile.training_speed == pytest.approx(step)
+    assert 0.02 / (there.profile.training_speed * there.evaluation_speed) == pytest.approx(
+        evaluation
+    )
+    assert evaluation == evaluation_s(board(), 0.02, DEPTHWISE, 32)
+    assert evaluation < step / 2, "of twice as many examples"
+
+
+def test_an_evaluation_takes_at_least_what_one_speed_says() -> None:
+    assert evaluation_s(board(), 5.0, WORK, 16) == pytest.approx(5.0)
+    assert evaluation_s(board(matrix=None), 0.3, WORK, 16) == pytest.approx(0.3)
+
+
+def test_an_evaluation_that_is_not_counted_has_the_speed_of_training() -> None:
+    assert at_task(board(), costs_of(0.05, WORK, 0.02), 16, 32).evaluation_speed == 1.0
+    free = costs_of(0.05, WORK, evaluation_work=WORK)
+    assert at_task(board(), free, 16, 32).evaluation_speed == 1.0
+
+
+def test_layers_below_all_trained_ones_have_the_rates_of_a_forward_pass() -> None:
+    head = StepWork(matrix_flops=1e6, moved_bytes=1e4)
+    whole = StepWork(conv_flops=10e6, depthwise_flops=20e6, matrix_flops=1e6, moved_bytes=2.01e6)
+    assert whole.without(DEPTHWISE) == head
+    parts = several_speeds_s(board(), head, 16), several_speeds_s(board(), DEPTHWISE, 16, INFERENCE)
+    took_s = step_s(board(), 0.001, whole, 16, frozen=DEPTHWISE)
+    assert took_s == pytest.approx(sum(part or 0.0 for part in parts))
+    assert took_s < step_s(board(), 0.001, whole, 16) / 5
+    found = at_task(board(), costs_of(0.001, whole, frozen_work=DEPTHWISE), 16, 32)
+    assert 0.001 / found.profile.training_speed == pytest.approx(took_s)
+
+
 def test_a_step_takes_at_least_what_one_speed_says() -> None:
     assert step_s(board(), 0.3, WORK, 16) == pytest.approx(0.3)
 
 
 def test_a_profile_without_the_numbers_keeps_its_one_speed() -> None:
     plain = board(matrix=None, moved=None)
-    assert at_task(plain, 0.05, WORK, 16) is plain
-    assert at_task(board(), 0.05, None, 16).core_speed == 0.5
+    costs = costs_of(0.05, WORK)
+    assert at_task(plain, costs, 16, 32).profile is plain
+    assert at_task(board(), costs_of(0.05, None), 16, 32) == AtTask(board())
     assert several_speeds_s(board(moved=None), WORK, 16) == pytest.approx(0.130836, rel=1e-4)
 
 
@@ -112,7 +177,7 @@ def test_the_speed_at_a_task_gives_the_time_of_its_step(
     reference_s: float, batch_size: int, flops: float, moved: float
 ) -> None:
     work = StepWork(conv_flops=flops, moved_bytes=moved)
-    there = at_task(board(), reference_s, work, batch_size)
+    there = at_task(board(), costs_of(reference_s, work), batch_size, 32).profile
     assert reference_s / there.training_speed == pytest.approx(
         step_s(board(), reference_s, work, batch_size)
     )
@@ -129,9 +194,12 @@ def test_the_work_of_an_example_comes_from_two_steps() -> None:
 
 def test_a_replay_keeps_the_work_of_the_run_that_it_takes_its_costs_from() -> None:
     cost = StepCost(fixed_s=0.001, per_example_s=0.0001)
-    costs = WorkCosts(train=cost, evaluate=cost, work=WORK)
+    costs = WorkCosts(
+        train=cost, evaluate=cost, work=WORK, evaluation_work=DEPTHWISE, frozen_work=DEPTHWISE
+    )
     of_task = TaskCosts.of(costs, 2.0)
     assert of_task.work == WORK
+    assert of_task.evaluation_work == of_task.frozen_work == DEPTHWISE
     assert TaskCosts.of(msgspec.structs.replace(costs, work=None), 2.0).work is None
     again = msgspec.json.decode(msgspec.json.encode(of_task), type=TaskCosts)
     assert again == of_task

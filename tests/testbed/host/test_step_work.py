@@ -11,7 +11,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: graphs cannot be coun
 
 from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.emulation.work import StepWork
-from fairbed.testbed.host.step_work import COUNTED, evaluation_work, step_work
+from fairbed.testbed.host.step_work import COUNTED, evaluation_work, step_and_frozen_work, step_work
 
 COUNTED_TWICE = (
     *("ResNet-50", "ResNeXt", "MobileNetV2", "EfficientNet", "ShuffleNetV2", "U-Net", "M5"),
@@ -41,6 +41,35 @@ def test_convolutions_of_a_cnn() -> None:
     assert work.conv_flops == 2 * (2 * first + 3 * second)
     assert counted(evaluation_work(artifact)).conv_flops == 2 * (first + second)
     assert work == step_work(artifact), "counting is no measurement"
+
+
+def test_the_part_below_all_trained_layers_is_counted_apart() -> None:
+    torch = pytest.importorskip("torch")
+    from fairbed.coordinator.task.export import export_task
+
+    layers = [torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)]
+    layers += [torch.nn.Flatten(), torch.nn.Linear(4 * 36, 8), torch.nn.Linear(8, 3)]
+    model = torch.nn.Sequential(*layers)
+    dense, depthwise, product, last = 36 * 9 * 4, 36 * 9 * 4, 4 * 36 * 8, 8 * 3
+
+    def works(*trained: int) -> tuple[StepWork, StepWork | None]:
+        for at, layer in enumerate(model):
+            layer.requires_grad_(at in trained)
+        whole, frozen = step_and_frozen_work(export_task(model, "test", "test", (1, 6, 6), 3))
+        return counted(whole), frozen
+
+    whole, frozen = works(4)
+    assert frozen is not None
+    assert (frozen.conv_flops, frozen.depthwise_flops) == (2 * dense, 2 * depthwise)
+    assert frozen.matrix_flops == 2 * product
+    assert whole.matrix_flops == 2 * product + 2 * 2 * last, "no gradient of the inputs"
+    assert 0.0 < frozen.moved_bytes < whole.moved_bytes
+    assert whole.without(frozen).matrix_flops == 2 * 2 * last
+    whole, frozen = works(1, 4)
+    assert frozen is not None
+    assert (frozen.conv_flops, frozen.depthwise_flops, frozen.matrix_flops) == (2 * dense, 0.0, 0.0)
+    assert whole.matrix_flops == 2 * 2 * product + 3 * 2 * last, "a gradient passes the frozen one"
+    assert works(0, 1, 3, 4)[1] is None
 
 
 def test_a_size_may_be_a_float() -> None:

@@ -134,6 +134,12 @@ def test_the_work_of_a_personal_model_counts_sections_and_validations(choice: La
         "dynamic": section + 8 * validations,
     }
     assert work.personal_s == pytest.approx([fixed, chosen[choice]])
+    faster = Work.of(config, costs, n, n, needs_loss=True, evaluation_speed=np.array([1.0, 1e9]))
+    assert faster.personal_s[1] == pytest.approx(
+        chosen[choice]
+        - {"local": validations}.get(choice, 8 * validations if choice == "dynamic" else 0.0)
+    )
+    assert faster.evaluate_s == pytest.approx([0.01 + 30 * 0.001, 0.0], abs=1e-9)
 
 
 def test_the_work_of_a_personal_part_that_is_trained_first_counts_its_steps() -> None:

@@ -18,7 +18,7 @@ from fairbed.coordinator.tui.reading import ViewReader
 from fairbed.coordinator.tui.view import RunView
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.compare.measures import measure
-from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.emulation.work import StepWork, TaskCosts, WorkCosts
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.engine.engine import column
@@ -28,6 +28,7 @@ from fairbed.testbed.replay.world.columns import columns_of, link_and_speed_sche
 from fairbed.testbed.replay.world.phases import CohortRequest, PhaseModel, cohort_noise
 from fairbed.testbed.replay.world.tcp_links import TcpLinks
 from fairbed.testbed.replay.world.work import Sizes, Work
+from tests.testbed.paced_machine import Machine
 from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, replay_rounds
 
 SPEED, STORAGE = 0.4, 20e6
@@ -78,6 +79,27 @@ def test_the_phases_of_an_exchange_follow_from_the_profile(device: str) -> None:
     np.testing.assert_allclose(rounds[1].tau_s, phases_s)
     np.testing.assert_allclose(rounds[1].snapshot.true_tau_s, phases_s, err_msg="as was expected")
     assert rounds[1].duration_s == rounds[1].tau_s.max()
+
+
+def test_an_evaluation_lasts_as_long_as_live() -> None:
+    work = StepWork(depthwise_flops=2e6, conv_flops=1e6, moved_bytes=1e5)
+    costs = TaskCosts(**COSTS, depthwise_flops=6e6, conv_flops=3e6, evaluation_work=work)
+    fleet = experiment({"profile": "raspberry-pi-4b", "count": 2}, aggregation={"rule": "q-fedavg"})
+    fleet = msgspec.structs.replace(
+        fleet,
+        model=msgspec.structs.replace(fleet.model, like="mobilenet-v2"),
+        replay=msgspec.structs.replace(fleet.replay, task_costs=costs),
+    )
+    _, rounds = replay_rounds(fleet, 1)
+    exchange, _ = rounds[0].exchanges
+    planned, _ = (device.at_task(fleet, costs) for device in plan_fleet(fleet, {}))
+    assert planned.spec.device is not None
+    assert planned.spec.device.evaluation_speed > 5.0, "that of depthwise convolutions"
+    machine = Machine()
+    live = WorkCosts(train=costs.train, evaluate=costs.evaluate)
+    with machine.pace(planned.spec.device, costs=live).section("evaluate") as meter:
+        meter.step(exchange.n_k)
+    assert machine.now_s - 1000.0 == pytest.approx(exchange.evaluate_s, rel=1e-9)
 
 
 def test_a_published_step_of_the_class_of_model_is_the_training_time(tmp_path: Path) -> None:
@@ -144,6 +166,30 @@ def test_the_energy_of_an_exchange_is_power_times_time_in_each_phase(
     assert sum(energy.phases_j.values()) == pytest.approx(energy.total_j)
     assert energy.phases_j["train"] == pytest.approx(60 * COMPUTE_W * TRAIN_S)
     assert measure(tmp_path / "run").values["energy_j"] == energy.total_j
+
+
+def test_an_exchange_that_arrives_has_the_interval_of_its_energy(tmp_path: Path) -> None:
+    path = tmp_path / "wide.toml"
+    path.write_text(POWERED.replace("value = 6.0,", "value = 6.0, low = 4.0, high = 10.0,"))
+    fleet = experiment({"profile": str(path), "count": 2}, rounds=2)
+    replay_experiment(fleet, tmp_path / "run", "run", lambda replayed: None)
+    late = msgspec.structs.replace(fleet.round, deadline_s=LOAD_S + TRAIN_S + 0.3)
+    fleet = msgspec.structs.replace(fleet, round=late)
+    replay_experiment(fleet, tmp_path / "late", "late", lambda replayed: None)
+    with RunReader(tmp_path / "run") as reader, RunReader(tmp_path / "late") as other:
+        exchanges, measures = reader.exchanges(), summarise_run(reader).measures
+        assert {(x.energy_low_j, x.energy_high_j) for x in other.exchanges()} == {(None, None)}
+    for x in exchanges:
+        assert x.energy_j is not None
+        assert x.download_j is not None
+        assert x.upload_j is not None
+        transfers_j = x.download_j + x.upload_j
+        computed_s = (x.energy_j - transfers_j) / COMPUTE_W
+        assert x.energy_low_j == pytest.approx(transfers_j + computed_s * 2.5)
+        assert x.energy_high_j == pytest.approx(transfers_j + computed_s * 4.0)
+    assert isinstance(measures, dict)
+    total_j = sum(x.energy_low_j or 0.0 for x in exchanges)
+    assert measures["energy_low_j_sum"].value == pytest.approx(total_j)
 
 
 def test_the_energy_of_a_late_exchange_is_wasted_and_lacks_its_upload(

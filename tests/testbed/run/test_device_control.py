@@ -14,6 +14,7 @@ from fairbed.coordinator.ports import CommandRefusedError
 from fairbed.profiles import Profile
 from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
 from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.step_speed import AtTask
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.run.device_control import SteeredFleet
 from fairbed.testbed.run.stopping import StopControl
@@ -196,9 +197,9 @@ async def test_a_change_that_the_backend_refuses_leaves_the_device_as_it_was() -
 
 
 async def test_another_profile_has_its_speed_at_the_task_of_the_run() -> None:
-    def halved(profile: Profile) -> Profile:
+    def halved(profile: Profile) -> AtTask:
         speed = structs.replace(profile.one_core, value=0.5 * profile.core_speed)
-        return structs.replace(profile, one_core=speed)
+        return AtTask(structs.replace(profile, one_core=speed), evaluation_speed=3.0)
 
     spec = device_spec("pi-1", profiles.load("raspberry-pi-4b"))
     bench, stop = Bench(), StopControl()
@@ -208,6 +209,9 @@ async def test_another_profile_has_its_speed_at_the_task_of_the_run() -> None:
         nano = device_spec("x", profiles.load("jetson-nano"), None, 2.0).device
         assert nano is not None
         assert bench.now["pi-1"].speed_ratio == pytest.approx(0.5 * nano.speed_ratio)
+        made = bench.specs["pi-1"].device
+        assert made is not None
+        assert made.evaluation_speed == 3.0
         group.cancel_scope.cancel()
 
 
