@@ -97,12 +97,17 @@ def depends_of(experiment: Experiment, data_sha256: str) -> dict[str, Any]:
         data_sha256: Hash of the whole data set; empty for generated data, and without data.
     """
     found: dict[str, Any] = {}
-    for key, value in flat(msgspec.to_builtins(experiment.without_rooms)):
+    for key, value in flat(_as_json(experiment.without_rooms)):
         if key.partition(".")[0] not in NOT_COUNTED and value is not None:
             found[key] = value
     if data_sha256:
         found["data"] = data_sha256
     return found | {f"version of {name}": _version(name) for name in PACKAGES}
+
+
+def _as_json(value: object) -> Any:
+    """Return a value as it is read back from JSON: a tuple is a list."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _version(package: str) -> str:
@@ -139,10 +144,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 @cache
 def _defaults() -> dict[str, Any]:
     """Return the defaults of all keys of an experiment; those of a group as `fleet.KEY`."""
-    found = dict(flat(msgspec.to_builtins(Experiment(name="none").without_rooms)))
+    found = dict(flat(_as_json(Experiment(name="none").without_rooms)))
     for field in msgspec.structs.fields(FleetConfig):
         if field.default is not msgspec.NODEFAULT:
-            found[f"fleet.{field.encode_name}"] = msgspec.to_builtins(field.default)
+            found[f"fleet.{field.encode_name}"] = _as_json(field.default)
     return found
 
 
@@ -226,8 +231,8 @@ def read_record(path: Path) -> CellRecord | str | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as exc:
-        problem = one_line(str(exc), 200)
-        return f"{path}: must be a result file, got {problem}; the cell is run again"
+        got = one_line(str(exc), 200)
+        return f"{path}: must be a result file, got {got}; the cell is run again"
     if problem := next(_problems(record), ""):
         return f"{path}: {problem}; the cell is run again"
     return record

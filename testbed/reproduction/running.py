@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from fairbed.coordinator.report.findings import counted
 from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.store.connection import RunLock
 from fairbed.coordinator.store.errors import RunInUseError
@@ -198,16 +199,16 @@ def _read_finished(plan: Plan, out: Path) -> None:
             plan.notes.append(found)
             continue
         if changed := changes(found.depends, cell.depends):
-            line = f"{cell.arm}: {in_words(changed)} changed since they ran"
+            line = f"{cell.study}: {in_words(changed)} changed since"
             redone[line] = redone.get(line, 0) + 1
             continue
         if found.fairbed != product():
             older[found.fairbed] = older.get(found.fairbed, 0) + 1
         plan.records[cell.study, cell.panel][cell.run.name, cell.seed] = found
-    plan.notes += [f"{count} cells are run again, {line}" for line, count in redone.items()]
+    plan.notes += [f"{line}: {counted(n, 'cell')} to run again" for line, n in redone.items()]
     plan.notes += [
-        f"warning: {count} finished cells are of Fairbed {one}, this is {product()}; remove their "
-        f"files below {out / 'cells'} to run them again"
+        f"warning: {counted(count, 'finished cell')} of Fairbed {one}, this is {product()}; remove "
+        f"the files below {out / 'cells'} to run them again"
         for one, count in older.items()
     ]
 
