@@ -3,7 +3,8 @@
 A claim is about one number per seed, d, and states that its mean is above 0:
 
     more      d = a - b            less      d = b - a
-    below     d = bound - a        within    d = margin - |mean of a - b|, by two one-sided tests
+    below     d = bound - a        not less  d = a - b + margin
+    within    d = margin - |mean of a - b|, by two one-sided tests
 
 Both directions are tested, so a claim holds, fails, or neither is shown. One about several rows
 holds if it holds for each of them, and fails if it fails for one, corrected for their number. All
@@ -126,8 +127,9 @@ def _test(claim: Claim, label: str, differences: Floats, floor: float) -> _Test:
             else _p_beyond(differences, claim.margin, floor)
         )
         return _Test(label, differences, min(1.0, 2.0 * one_sided), is_for)
-    found = p_value(differences, floor)
-    is_for = mean > 0.0 if claim.kind == "more" else mean < 0.0
+    margin = claim.margin or 0.0
+    found = p_value(differences + margin, floor)
+    is_for = mean + margin > 0.0 if claim.kind in ("more", "not less") else mean < 0.0
     return _Test(label, differences, 1.0 if found is None else found, is_for)
 
 
@@ -251,5 +253,7 @@ def text_of(claim: Claim) -> str:
         return f"{claim.of} is within {claim.margin:g} of {about}"
     if claim.kind == "below":
         return f"{claim.of} is below {claim.bound:g}"
+    if claim.kind == "not less":
+        return f"{claim.of} has at most {claim.margin:g} less than {others}"
     each = f"each of {others}" if len(claim.than) > 1 else others
     return f"{claim.of} has {claim.kind} than {each}"

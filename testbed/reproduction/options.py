@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-NAMES = ("q-ffl",)
+NAMES = ("q-ffl", "ditto", "corefed", "aaggff", "rbcs-f")
 """The sources; each has a file in `studies/`."""
 ALL = "all"
 OUT = Path("reproduction")

@@ -94,9 +94,7 @@ def result_of(
         command: The command that runs it.
         finished: The finished cells by panel.
     """
-    by_panel = {
-        panel.name: _values(study, panel, size, finished[panel.name]) for panel in study.panel
-    }
+    by_panel = {panel.name: _values(study, panel, size, finished) for panel in study.panel}
     rows = {(p, metric): own for p, found in by_panel.items() for metric, own in found.items()}
     own_panels = {panel.name: panel for panel in study.panel}
     records = [record for one in finished.values() for record in one.records.values()]
@@ -126,7 +124,7 @@ def result_of(
 
 
 def _values(
-    study: Study, panel: Panel, size: SizeName, finished: Finished
+    study: Study, panel: Panel, size: SizeName, finished: Mapping[str, Finished]
 ) -> dict[str, dict[str, RowValues]]:
     """Return the values of each metric and row; also of metrics that only a claim has."""
     metrics = dict.fromkeys(panel.metrics)
@@ -135,7 +133,7 @@ def _values(
     rows = {row.label: row for row in panel.row}
     found: dict[str, dict[str, RowValues]] = {metric: {} for metric in metrics}
     for label, row in rows.items():
-        scores = {seed: _scores(row, seed, finished) for seed in seeds}
+        scores = {seed: _scores(panel, row, seed, finished) for seed in seeds}
         reference = rows.get(panel.reference)
         for metric in metrics:
             values, missing = dict[int, float](), dict[int, str]()
@@ -147,7 +145,7 @@ def _values(
                     continue
                 other = None
                 if reference is not None and reference.label != label:
-                    of_reference = _scores(reference, seed, finished)
+                    of_reference = _scores(panel, reference, seed, finished)
                     other = None if isinstance(of_reference, str) else of_reference
                 try:
                     values[seed] = MEASURES[metric].of(own, Context(panel.M, other))
@@ -159,14 +157,14 @@ def _values(
     return found
 
 
-def _scores(row: Row, seed: int, finished: Finished) -> Scores | str:
+def _scores(panel: Panel, row: Row, seed: int, finished: Mapping[str, Finished]) -> Scores | str:
     """Return the scores of a row in a seed; a reason if they are missing."""
-    record = finished.records.get((row.run, seed))
+    record = finished[row.panel or panel.name].records.get((row.run, seed))
     if record is None:
         return "not finished"
     without = None
     if row.benign is not None:
-        without = finished.records.get((row.benign, seed))
+        without = finished[panel.name].records.get((row.benign, seed))
         if without is None:
             return f"{row.benign} is not finished"
     return record.scores(row.model, without)
@@ -243,4 +241,6 @@ def published_agrees(claim: Claim, panel: Panel) -> bool | None:
     if claim.kind == "within":
         assert claim.margin is not None, "a study without it is refused"
         return all(abs(gap) <= claim.margin + 1e-9 for gap in gaps)
+    if claim.kind == "not less":
+        return all(gap > -(claim.margin or 0.0) for gap in gaps)
     return all(gap > 0.0 if claim.kind == "more" else gap < 0.0 for gap in gaps)

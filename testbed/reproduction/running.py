@@ -48,6 +48,8 @@ from fairbed.testbed.reproduction.study import Panel, Run, SizeName, Study
 WORK = "work"
 """Folder of the runs of unfinished cells, and of the lock."""
 EXPERIMENT = "experiment.toml"
+START_S = 0.5
+"""Loading data and opening a store, for the estimate, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Plan:
         study = self.studies[cell.study]
         panel = next(one for one in study.panel if one.name == cell.panel)
         whole = study.experiment_of(cell.study, panel, cell.run, "full", 0).rounds
-        return cell.run.cost_s * cell.experiment.rounds / whole
+        return START_S + cell.run.cost_s * cell.experiment.rounds / whole
 
     def finished(self, study: str) -> dict[str, Finished]:
         """Return the finished cells of a study by panel."""

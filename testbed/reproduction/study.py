@@ -25,7 +25,7 @@ FOLDER = Path(__file__).with_name("studies")
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 """Of a panel and of a run: a part of the names of folders."""
 SizeName: TypeAlias = Literal["smoke", "full"]
-ClaimKind: TypeAlias = Literal["more", "less", "within", "below"]
+ClaimKind: TypeAlias = Literal["more", "less", "not less", "within", "below"]
 
 
 class Size(Section, frozen=True, kw_only=True):
@@ -51,6 +51,8 @@ class Row(Section, frozen=True, kw_only=True):
 
     label: str
     run: Name
+    panel: Name | None = None
+    """Panel of that run; None is its own: a run without an attack serves several."""
     model: Literal["global", "personal"] = "global"
     benign: Name | None = None
     """The run whose malicious devices do not count; None counts all devices."""
@@ -91,8 +93,8 @@ class Claim(Section, frozen=True, kw_only=True):
     of: str
     """Label of a row."""
     kind: ClaimKind
-    """more, less: than every row of `than`; within: `margin` of the row of `than`, or of `bound`;
-    below: `bound`."""
+    """more, less: than every row of `than`; not less: than it by `margin` or more; within: `margin`
+    of the row of `than`, or of `bound`; below: `bound`."""
     than: tuple[str, ...] = ()
     margin: PositiveFloat | None = None
     bound: float = 0.0
@@ -185,8 +187,13 @@ def _problems(study: Study) -> "list[str]":
         own = {run.name for run in study.runs_of(panel)}
         found += [f"panel {panel.name}: unknown run {name!r}" for name in {*panel.runs} - runs]
         for row in panel.row:
-            named = {row.run, row.benign or row.run}
-            found += [f"{panel.name}: {row.label}: unknown run {x!r}" for x in named - own]
+            there = panels.get(row.panel or panel.name)
+            if there is None:
+                found.append(f"{panel.name}: {row.label}: unknown panel {row.panel!r}")
+            elif row.run not in {run.name for run in study.runs_of(there)}:
+                found.append(f"{panel.name}: {row.label}: unknown run {row.run!r}")
+            if row.benign is not None and row.benign not in own:
+                found.append(f"{panel.name}: {row.label}: unknown run {row.benign!r}")
             printed = {*row.published, *row.spread}
             found += [
                 f"{panel.name}: {row.label}: {key!r} is no column"
@@ -207,8 +214,10 @@ def _problems(study: Study) -> "list[str]":
         ]
         if claim.metric not in MEASURES:
             found.append(f"claim: unknown metric {claim.metric!r}")
-        if (claim.kind == "within") != (claim.margin is not None):
-            found.append(f"claim: {claim.of}: margin must be given with kind = within, and alone")
-        if claim.kind in ("more", "less") and not claim.than:
+        if (claim.kind in ("within", "not less")) != (claim.margin is not None):
+            found.append(
+                f"claim: {claim.of}: margin is for kinds within and not less, and for them"
+            )
+        if claim.kind in ("more", "less", "not less") and not claim.than:
             found.append(f"claim: {claim.of}: than must name a row")
     return found
