@@ -143,9 +143,9 @@ def _add_panel(
 ) -> str:
     """Add the cells of a panel; return why it has no data, or nothing."""
     cells = list[Cell]()
-    unknown = _unknown_data(study, panel)
-    if unknown:
-        return unknown
+    dataset = dataset_of(study, panel)
+    if dataset not in (None, *NAMES):
+        return f"{dataset}: this version of Fairbed has no loader for it"
     for run in study.runs_of(panel):
         for seed in range(study.seeds(panel, plan.size)):
             try:
@@ -163,16 +163,11 @@ def _add_panel(
     return ""
 
 
-def _unknown_data(study: Study, panel: Panel) -> str:
-    """Return that this installation has no loader for a data set; empty if it has."""
-    named = [study.experiment.get("data", {}).get("dataset"), panel.set.get("data.dataset")]
-    given = panel.set.get("data")
-    if isinstance(given, Mapping):
-        named.append(given.get("dataset"))
-    wanted = next((one for one in reversed(named) if one is not None), None)
-    if wanted is None or wanted in NAMES:
-        return ""
-    return f"{wanted}: this version of Fairbed has no loader for it"
+def dataset_of(study: Study, panel: Panel) -> str | None:
+    """Return the name of the data set of a panel at its full size; None without one."""
+    given = panel.set.get("data") or study.experiment.get("data") or {}
+    found: str | None = panel.set.get("data.dataset") or given.get("dataset")
+    return found
 
 
 def _data_sha256(
