@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from fairbed.testbed.api.errors import one_line_errors
 from fairbed.testbed.cli import DONE, FAILED, count_option
 from fairbed.testbed.errors import ClusterError, RunError
+from fairbed.testbed.install import install_command
 from fairbed.testbed.progress import clock_text, progress
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.reproduction.options import ALL, NAMES, OUT
@@ -85,10 +85,12 @@ def _write(result: StudyResult, out: Path) -> None:
     from fairbed.testbed.reproduction.figure import figure_svg
 
     svg = None
-    with suppress(ModuleNotFoundError):
+    try:
         svg = figure_svg(result)
+    except ModuleNotFoundError:
+        _note(f"no figure: it needs matplotlib; {install_command('fairbed[figures]')}")
     files: Mapping[str, bytes] = {
-        f"{result.name}.md": markdown(result).encode(),
+        f"{result.name}.md": markdown(result, has_figure=svg is not None).encode(),
         f"{result.name}.html": html(result, svg).encode(),
         f"{result.name}.csv": rows_csv(result).encode(),
         f"{result.name}-claims.csv": claims_csv(result).encode(),

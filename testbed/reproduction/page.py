@@ -28,12 +28,13 @@ def summary(result: StudyResult) -> str:
     return ", ".join(found) or "no claim"
 
 
-def markdown(result: StudyResult) -> str:
-    """Return the page of a study as Markdown."""
+def markdown(result: StudyResult, *, has_figure: bool = True) -> str:
+    """Return the page of a study as Markdown; its figure is a file beside it."""
     lines = [f"# {result.title}", "", *(f"{line}\n" for line in _limits(result))]
     lines += [f"Source: {result.source} {result.settings}", ""]
     lines += ["## Claims", "", *_table(*_claims(result)), ""]
-    lines += [f"![Published numbers and ours]({result.name}.svg)", ""]
+    if has_figure:
+        lines += [f"![Published numbers and ours]({result.name}.svg)", ""]
     for panel in result.panels:
         lines += [f"## {panel.title}", "", *(f"{line}\n" for line in _about(panel))]
         if not panel.problem:
@@ -89,7 +90,7 @@ def _limits(result: StudyResult) -> Iterator[str]:
     yield (
         f"{summary(result)}. {finished} of {planned} cells are finished. A verdict needs "
         f"{LEAST_SEEDS_TO_JUDGE} seeds, and all claims of the source are tested together at "
-        f"{FAMILY_LEVEL:.0%}; `no power` does not mean that there is no effect. Hold no absolute "
+        f"{100.0 * FAMILY_LEVEL:.0f} %; `no power` does not mean that there is no effect. Hold no absolute "
         "number against the source: data, rounds and devices differ as listed."
     )
 
