@@ -9,10 +9,11 @@ from fairbed.testbed.reproduction.measures import MEASURES
 from fairbed.testbed.reproduction.results import PanelResult, StudyResult
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-ROW_IN, HEAD_IN = 0.26, 0.75
-"""Height of a row, and of the title and axis of a part, inches."""
+ROW_IN, HEAD_IN, LEGEND_IN = 0.26, 0.75, 0.3
+"""Height of a row, of the title and axis of a part, and of the legend, inches."""
 
 
 def figure_svg(result: StudyResult) -> bytes | None:
@@ -28,16 +29,27 @@ def figure_svg(result: StudyResult) -> bytes | None:
     with styled():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(SIZE_IN[0], sum(heights)))
+        figure = Figure(figsize=(SIZE_IN[0], LEGEND_IN + sum(heights)))
         parts = figure.subplots(
             len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
         )
         for axes, (panel, metric) in zip(parts[:, 0], shown, strict=True):
             _draw(axes, panel, metric)
-        parts[0, 0].legend(loc="best")
+        handles, labels = _entries(list(parts[:, 0]))
+        figure.legend(handles, labels, loc="outside upper left", ncols=2)
         file = io.BytesIO()
         save(figure, file, "svg")
     return file.getvalue()
+
+
+def _entries(parts: "Sequence[Axes]") -> "tuple[list[Artist], list[str]]":
+    """Return what the legend explains, each once: a part without published numbers lacks one."""
+    found = {
+        label: handle
+        for axes in parts
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    return list(found.values()), list(found)
 
 
 def _has_numbers(panel: PanelResult) -> bool:
@@ -54,7 +66,16 @@ def _draw(axes: "Axes", panel: PanelResult, metric: str) -> None:
     numbers = [row.numbers[metric] for row in panel.rows]
     published = [(y, n.published) for y, n in enumerate(numbers) if n.published is not None]
     ours = [(y, n) for y, n in enumerate(numbers) if n.mean is not None]
-    _points(axes, [y for y, _ in published], [x for _, x in published])
+    if published:
+        axes.plot(
+            [x for _, x in published],
+            [y for y, _ in published],
+            linestyle="none",
+            marker="D",
+            color=INK,
+            fillstyle="none",
+            label="source",
+        )
     axes.plot(
         [n.mean for _, n in ours if n.mean is not None],
         [y for y, _ in ours],
@@ -71,9 +92,3 @@ def _draw(axes: "Axes", panel: PanelResult, metric: str) -> None:
     axes.set_ylim(len(numbers) - 0.5, -0.5)
     axes.set_xlabel(f"{measure.heading}, {measure.unit}" if measure.unit else measure.heading)
     axes.set_title(panel.title, loc="left")
-
-
-def _points(axes: "Axes", y: Sequence[float], x: Sequence[float]) -> None:
-    axes.plot(
-        list(x), list(y), linestyle="none", marker="D", color=INK, fillstyle="none", label="source"
-    )
