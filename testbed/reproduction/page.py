@@ -1,21 +1,28 @@
 """The results of a study as Markdown, HTML and CSV. Pure, but for the style sheet of the page."""
 
-import csv
-import io
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fairbed.coordinator.report.findings import counted
 from fairbed.coordinator.report.html import html_page
-from fairbed.coordinator.report.markup import HtmlCell, HtmlColumn, Markup, Tone, html_table, tag
+from fairbed.coordinator.report.markup import (
+    HtmlCell,
+    HtmlColumn,
+    Markup,
+    Tone,
+    html_table,
+    join,
+    tag,
+)
 from fairbed.coordinator.report.quantities import MISSING
 from fairbed.testbed.compare.differences import FAMILY_LEVEL
 from fairbed.testbed.compare.statistics import LEAST_SEEDS_TO_JUDGE
+from fairbed.testbed.compare.table import csv_of
 from fairbed.testbed.reproduction.claims import Judged
 from fairbed.testbed.reproduction.measures import MEASURES
 from fairbed.testbed.reproduction.results import Number, PanelResult, StudyResult
-from fairbed.wire.printable import csv_cell
+from fairbed.wire.printable import printable
 
 VERDICTS = ("holds", "fails", "no power", "not comparable", "not run: no data", "no judgement")
 TONES: dict[str, Tone] = {"holds": "good", "fails": "bad"}
@@ -44,7 +51,7 @@ def markdown(result: StudyResult, *, has_figure: bool = True) -> str:
     if result.left_out:
         lines += ["## Not run", "", *(f"- {line}" for line in result.left_out), ""]
     lines += ["## Run it again", "", "```sh", result.command, "```", "", *_made(result)]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(printable, "\n".join(lines).splitlines())).rstrip() + "\n"
 
 
 def html(result: StudyResult, figure: bytes | None) -> str:
@@ -70,7 +77,7 @@ def html(result: StudyResult, figure: bytes | None) -> str:
         *(tag("p", line) for line in _limits(result)),
         tag("p", f"Source: {result.source} {result.settings}", class_="note"),
     )
-    return html_page(result.title, Markup(header + tag("main", *sections)))
+    return html_page(result.title, join(header, tag("main", *sections)))
 
 
 def _section(title: str, *children: str) -> Markup:
@@ -78,7 +85,7 @@ def _section(title: str, *children: str) -> Markup:
 
 
 def _list(lines: Sequence[str]) -> Markup:
-    return tag("ul", *(tag("li", line) for line in lines), class_="notes") if lines else Markup("")
+    return tag("ul", *(tag("li", line) for line in lines), class_="notes") if lines else join()
 
 
 def _limits(result: StudyResult) -> Iterator[str]:
@@ -202,14 +209,14 @@ def rows_csv(result: StudyResult) -> str:
     lines = [
         [
             *(result.name, panel.name, row.label, metric, MEASURES[metric].unit),
-            *(number.published, number.spread, number.mean, number.low, number.high),
+            *_numbers((number.published, number.spread, number.mean, number.low, number.high)),
             *(number.n, number.missing),
         ]
         for panel in result.panels
         for row in panel.rows
         for metric, number in row.numbers.items()
     ]
-    return _csv(head.split(","), lines)
+    return csv_of([head.split(","), *lines])
 
 
 def claims_csv(result: StudyResult) -> str:
@@ -218,8 +225,10 @@ def claims_csv(result: StudyResult) -> str:
         [
             *(result.name, claim.panel, claim.metric, claim.text, claim.treatment),
             *("primary" if claim.is_primary else "secondary", claim.published, claim.against),
-            *(claim.mean, claim.low, claim.high, claim.n, claim.p, claim.p_family),
-            *(claim.smallest, claim.verdict, claim.reason),
+            *_numbers((claim.mean, claim.low, claim.high)),
+            claim.n,
+            *_numbers((claim.p, claim.p_family, claim.smallest)),
+            *(claim.verdict, claim.reason),
         ]
         for claim in result.claims
     ]
@@ -227,19 +236,8 @@ def claims_csv(result: StudyResult) -> str:
         "study,table,metric,claim,rules,family,published,against,mean,low,high,seeds,p,p_family,"
         "could_show,verdict,reason"
     )
-    return _csv(head.split(","), lines)
+    return csv_of([head.split(","), *lines])
 
 
-def _csv(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    for line in lines:
-        writer.writerow([_csv_value(value) for value in line])
-    return text.getvalue()
-
-
-def _csv_value(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "" if value is None else csv_cell(str(value))
+def _numbers(values: Sequence[float | None]) -> list[str | None]:
+    return [None if value is None else f"{value:.6g}" for value in values]
