@@ -1,7 +1,7 @@
 """Read WAV files from a folder that has one folder of them per class."""
 
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,32 @@ def read_audio(
         FolderError: The folder has another layout, or a recording cannot be read.
     """
     found = class_files(folder, "audio", min_classes)
-    heads = [(path, *_head(path)) for path, _ in found.pairs]
+    paths = [path for path, _ in found.pairs]
+    x, preparation, notes = read_samples(paths, check_size, samples=samples, rate_hz=rate_hz)
+    y = np.array([label for _, label in found.pairs])
+    users = None if found.users is None else np.array(found.users)
+    return Audio(x, y, preparation, (*found.notes, *notes), users)
+
+
+def read_samples(
+    paths: Sequence[Path],
+    check_size: Callable[[int], None],
+    *,
+    samples: int | None = None,
+    rate_hz: int | None = None,
+) -> tuple[NDArray[np.float32], AudioPreparation, list[str]]:
+    """Return recordings as x, (n, 1, samples), how they became it, and lines about it.
+
+    Args:
+        paths: The recordings.
+        check_size: As for `read_audio`, likewise the others.
+        samples: Of an example.
+        rate_hz: Samples per second.
+
+    Raises:
+        FolderError: A recording cannot be read, or has another rate.
+    """
+    heads = [(path, *_head(path)) for path in paths]
     wanted = heads[0][1] if rate_hz is None else rate_hz
     for path, rate, _ in heads:
         if rate != wanted:
@@ -80,10 +105,7 @@ def read_audio(
         )
         if n
     ]
-    y = np.array([label for _, label in found.pairs])
-    preparation = AudioPreparation(rate_hz=wanted, samples=length)
-    users = None if found.users is None else np.array(found.users)
-    return Audio(x, y, preparation, (*found.notes, *notes), users)
+    return x, AudioPreparation(rate_hz=wanted, samples=length), notes
 
 
 def _opened(path: Path) -> wave.Wave_read:

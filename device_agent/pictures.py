@@ -70,7 +70,7 @@ def read_pictures(
     import PIL  # noqa: F401
 
     found = class_files(folder, "pictures", min_classes)
-    x = _read_all([path for path, _ in found.pairs], check_size)
+    x = read_pixels([path for path, _ in found.pairs], check_size)
     users = None if found.users is None else np.array(found.users)
     return Pictures(x, np.array([label for _, label in found.pairs]), found.notes, users)
 
@@ -115,7 +115,7 @@ def read_masked(
         )
     pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
     labels = np.dtype(np.int64).itemsize
-    x = _read_all(
+    x = read_pixels(
         [image for image, _ in pairs],
         lambda size: check_size(size + len(pairs) * _n_pixels(pairs[0][0]) * labels),
     )
@@ -186,8 +186,17 @@ def _mask(path: Path, image: Path, size: tuple[int, ...], no_label: int) -> NDAr
     return values
 
 
-def _read_all(paths: list[Path], check_size: Callable[[int], None]) -> NDArray[np.uint8]:
-    """Return all pictures as one array; the first one sets size and channels."""
+def read_pixels(paths: list[Path], check_size: Callable[[int], None]) -> NDArray[np.uint8]:
+    """Return all pictures as one array, (n, channels, height, width).
+
+    Args:
+        paths: The first one sets size and channels.
+        check_size: Called with the bytes of all pictures before they are read.
+
+    Raises:
+        FolderError: A picture cannot be read, or has another size.
+        ImportError: pillow is not installed.
+    """
     first = _opened(paths[0])
     shape = _shape(paths[0], first)
     first.close()

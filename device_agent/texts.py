@@ -49,14 +49,14 @@ def read_texts(path: Path, target: TextTarget | None, *, min_classes: int = 1) -
         FolderError: A file cannot be read or is no text, or the folder has another layout.
     """
     if not path.is_dir():
-        return Texts([_read(path)], [path], _unlabelled(path, target))
+        return Texts([read_text(path)], [path], _unlabelled(path, target))
     entries = entries_of(path, "text")
     if target == "label" or (target is None and any(entry.is_dir() for entry in entries)):
         found = class_files(path, "text", min_classes)
         files = [file for file, _ in found.pairs]
         labels = np.array([label for _, label in found.pairs])
         users = None if found.users is None else np.array(found.users)
-        texts = [_read(file) for file in files]
+        texts = [read_text(file) for file in files]
         return Texts(texts, files, "label", labels, users, found.notes)
     if any(entry.is_dir() for entry in entries):
         found = class_files(path, "text", 1, may_have_users=False)
@@ -69,7 +69,7 @@ def read_texts(path: Path, target: TextTarget | None, *, min_classes: int = 1) -
         others = [entry for entry in entries if entry not in chosen]
         notes = tuple(left_out(path, others, "without the suffix .txt"))
     files, users = [file for file, _ in pairs], np.array([user for _, user in pairs])
-    texts = [_read(file) for file in files]
+    texts = [read_text(file) for file in files]
     return Texts(texts, files, _unlabelled(path, target), users=users, notes=notes)
 
 
@@ -81,7 +81,12 @@ def _unlabelled(path: Path, target: TextTarget | None) -> TextTarget:
     return "next" if target is None else target
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        FolderError: It cannot be read, or is no text.
+    """
     try:
         return text_of(path.read_bytes())
     except NotText as exc:

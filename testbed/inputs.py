@@ -39,7 +39,7 @@ from fairbed.coordinator.policy.plugins import (
 )
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
-from fairbed.coordinator.task.recipes import MODELS
+from fairbed.coordinator.task.recipes import MODEL_NAMES
 from fairbed.device_agent.installed import agent_version
 from fairbed.profiles.reads import noted
 from fairbed.testbed.experiment.data import GROUP as DATA_GROUP
@@ -105,7 +105,7 @@ def named_parts(experiment: Experiment) -> list[NamedPart]:
         LOCAL_RULE: experiment.training.rule,
     }
     found = [NamedPart(kind.key, kind.group, name, kind.built_in) for kind, name in kinds.items()]
-    found.append(NamedPart("model.name", MODEL_GROUP, experiment.model.name, MODELS))
+    found.append(NamedPart("model.name", MODEL_GROUP, experiment.model.name, MODEL_NAMES))
     for path in experiment.training.own_augmentations:
         found.append(NamedPart("training.augment", "", path, ()))
     found.append(NamedPart("data.source", DATA_GROUP, experiment.data.name, NAMES))

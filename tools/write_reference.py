@@ -3,11 +3,13 @@
 docs/configuration.md and docs/experiment.schema.json from the structs of the experiment file,
 docs/cli.md from the parsers of `fairbed` and `device-agent`, docs/store.md from the tables of the
 run store, docs/keys.md from the keys of the control room, docs/measures.md from the catalogue of
-measures. `--check` writes nothing and fails if a
+measures, the tables of docs/data-sets.md. `--check` writes nothing and fails if a
 page is not what would be written.
 """
 
 import argparse
+import ast
+import importlib.util
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -17,11 +19,13 @@ from fairbed.coordinator.report.measures.page import measures_page
 from fairbed.coordinator.report.tables import columns_of
 from fairbed.coordinator.store.schema import MEASURED, RECORDS
 from fairbed.coordinator.store.tables import ExchangeRow, Record
+from fairbed.coordinator.task.recipes import PRESETS
 from fairbed.coordinator.tui.app import ControlRoom  # noqa: F401 - its screens declare their keys
 from fairbed.coordinator.tui.keys import keys_page
 from fairbed.device_agent.cli import COMMANDS as AGENT_COMMANDS
 from fairbed.device_agent.cli import make_parser as agent_parser
 from fairbed.testbed.cli.main import make_parser as fairbed_parser
+from fairbed.testbed.experiment.published import PUBLISHED
 from fairbed.testbed.experiment.reference import reference_page, schema_text
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -124,6 +128,61 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def data_sets_page() -> str:
+    """Return docs/data-sets.md with its tables of data sets and models."""
+    text = (DOCS / "data-sets.md").read_text(encoding="utf-8")
+    text = _between(text, "data sets", _data_set_lines())
+    return _between(text, "models", _model_lines())
+
+
+def _between(text: str, mark: str, lines: Iterator[str]) -> str:
+    """Return a text with other lines between two marks."""
+    start, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
+    head, _, rest = text.partition(start)
+    body = "\n".join(lines)
+    return f"{head}{start}\n{body}\n\n{end}{rest.partition(end)[2]}"
+
+
+def _data_set_lines() -> Iterator[str]:
+    yield "| name | rows | x | classes | users | class | source; licence | fetched |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, found in PUBLISHED.items():
+        users = f"{found.users} {found.users_are}" if found.users else ""
+        shape = "x".join(map(str, found.x_shape)) + (" tokens" if found.is_tokens else "")
+        yield (
+            f"| `{name}` | {found.rows:,} | {shape} | {found.classes} | {users} | "
+            f"{found.licence_class} | {_cell(found.source)} | {'yes' if found.is_fetched else ''} |"
+        )
+    yield from ("", "| name | limit |", "|---|---|")
+    for name, found in PUBLISHED.items():
+        if found.limit:
+            yield f"| `{name}` | {found.limit} |"
+
+
+def _model_lines() -> Iterator[str]:
+    """Yield a table of the models of published studies, by the docstrings of their factories."""
+    module = ast.parse(Path(presets_file()).read_text(encoding="utf-8"))
+    texts = {
+        node.name: ast.get_docstring(node) or ""
+        for node in module.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    yield from ("| name | model | source |", "|---|---|---|")
+    for name, path in PRESETS.items():
+        what, _, source = texts[path.partition(":")[2]].partition("Source:")
+        source = " ".join(source.partition("Deviates:")[0].split())
+        what = " ".join(what.removeprefix("Return ").split())
+        yield f"| `{name}` | {_cell(what)} | {_cell(source)} |"
+
+
+def presets_file() -> str:
+    """Return the file of the models, which imports torch and is not imported here."""
+    spec = importlib.util.find_spec("fairbed.coordinator.task.presets")
+    assert spec is not None, "it is part of the tree"
+    assert spec.origin is not None, "it is a file"
+    return spec.origin
+
+
 PAGES = {
     "configuration.md": reference_page,
     "experiment.schema.json": schema_text,
@@ -131,6 +190,7 @@ PAGES = {
     "store.md": store_page,
     "keys.md": partial(keys_page, NOTE),
     "measures.md": partial(measures_page, NOTE),
+    "data-sets.md": data_sets_page,
 }
 
 

@@ -136,29 +136,35 @@ def source_hash(path: str) -> bytes:
     return hashlib.sha256(_read(file)).digest()
 
 
-X_SHAPE, CLASSES = "x_shape", ("classes", "num_classes")
-"""Arguments of a factory by name: the shape of an example, and the number of classes."""
+X_SHAPE, CLASSES, X_CLASSES = "x_shape", ("classes", "num_classes"), "x_classes"
+"""Arguments of a factory by name: the shape of an example, the number of classes, and that of the
+tokens of x, 0 for other x."""
 
 
 def call_factory(
-    path: str, make: Callable[..., object], x_shape: tuple[int, ...], classes: int
+    path: str,
+    make: Callable[..., object],
+    x_shape: tuple[int, ...],
+    classes: int,
+    x_classes: int = 0,
 ) -> object:
     """Return what a factory makes.
 
-    It is called with the arguments `x_shape` and `classes` (or `num_classes`) that it has, in any
-    order; without arguments if it has neither and needs none; a function that needs two arguments
-    of other names is called with both by position.
+    It is called with the arguments `x_shape`, `classes` (or `num_classes`) and `x_classes` that it
+    has, in any order; without arguments if it has none and needs none; a function that needs two
+    arguments of other names is called with x_shape and classes by position.
 
     Args:
         path: Its path, for messages.
         make: The factory.
         x_shape: Shape of an example.
         classes: Number of classes.
+        x_classes: Number of tokens of x; 0 for other x.
 
     Raises:
         PluginError: The factory needs another argument, or raises.
     """
-    positional, named = _arguments(path, make, x_shape, classes)
+    positional, named = _arguments(path, make, x_shape, classes, x_classes)
     shown = ", ".join([X_SHAPE, CLASSES[0]] if positional else named)
 
     def broken(problem: str) -> PluginError:
@@ -172,7 +178,7 @@ def call_factory(
 
 
 def _arguments(
-    path: str, make: Callable[..., object], x_shape: tuple[int, ...], classes: int
+    path: str, make: Callable[..., object], x_shape: tuple[int, ...], classes: int, x_classes: int
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the positional arguments of a call of a factory, and those by name."""
     if hasattr(make, "named_parameters") and not isinstance(make, type):
@@ -185,7 +191,7 @@ def _arguments(
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # a built-in one has none that Python can read
         return both, {}
-    given = {X_SHAPE: x_shape, **dict.fromkeys(CLASSES, classes)}
+    given = {X_SHAPE: x_shape, X_CLASSES: x_classes, **dict.fromkeys(CLASSES, classes)}
     named = {
         parameter.name: given[parameter.name]
         for parameter in parameters

@@ -68,7 +68,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """`[model]`: the model that is trained."""
 
     name: str = "cnn"
-    """softmax, mlp, cnn, or `package.module:Name` with the torch extra."""
+    """softmax, mlp, cnn, a model of a published study (docs/data-sets.md), or
+    `package.module:Name`; all but the first three need the torch extra."""
     task: TaskKind | None = None
     """classification: a logit per class; binary: one logit for two classes; regression: one number;
     multi-label: a logit per label, of which any number may be set; not set: regression if the

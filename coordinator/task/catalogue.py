@@ -21,7 +21,9 @@ from fairbed.coordinator.task.errors import (
     untrainable,
 )
 from fairbed.coordinator.task.recipes import (
+    LOSSES_OF_PRESETS,
     MODELS,
+    PRESETS,
     SHIPPED,
     default_recipe,
     find_shipped,
@@ -94,7 +96,7 @@ def load_task(
     """Return the task of a model: the shipped one, or a new one if torch is installed.
 
     Args:
-        model: softmax, mlp, cnn, `package.module:Name`, or an installed or registered name.
+        model: A name of `MODEL_NAMES`, `package.module:Name`, or an installed or registered name.
         x_shape: Shape of one example. softmax and mlp accept any shape of their size; the engine
             flattens the examples.
         classes: Number of classes; 1 for regression.
@@ -119,7 +121,9 @@ def load_task(
         Unsupported: The engine cannot train the model.
         WrongArtifact: The export does not compute what torch computes.
     """
-    model = model_path(model)
+    named, model = model, model_path(model)
+    if loss == AUTO:
+        loss = LOSSES_OF_PRESETS.get(model, AUTO)
     if engine == "torch" and not is_path(model):
         raise UnknownTask(
             f'model.engine: "torch" must have a model package.module:Name, got {model}; choose '
@@ -142,7 +146,7 @@ def load_task(
         from fairbed.coordinator.task.kept import ExportCache
 
         return build_task(
-            model,
+            named,
             x_shape,
             classes,
             kind,
@@ -207,10 +211,11 @@ def build_task(
 ) -> Artifact:
     """Export a task with torch, or name the module that devices train with torch.
 
-    A factory, `package.module:Name`, is called with x_shape and classes, and returns a
-    `torch.nn.Module` that maps (B, *x_shape) to logits, (B, classes). With two classes it may
-    return one logit, and for regression it must return one number: (B,) or (B, 1). With a
-    y_shape it returns (B, *y_shape, classes) or (B, classes, *y_shape); one logit of two classes,
+    A factory, `package.module:Name`, is called with x_shape, classes and x_classes, as it needs
+    them, and returns a `torch.nn.Module` that maps (B, *x_shape) to logits, (B, classes). With two
+    classes it may return one logit, and for regression it must return one number: (B,) or (B, 1).
+    With a y_shape it returns (B, *y_shape, classes) or (B, classes, *y_shape); one logit of two
+    classes,
     one of each label, or one number per position is (B, *y_shape).
 
     Args:
@@ -271,7 +276,9 @@ def build_task(
         raise UnknownTask(
             f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
         ) from exc
-    model = model_path(model)
+    named, model = model, model_path(model)
+    if loss == AUTO:
+        loss = LOSSES_OF_PRESETS.get(model, AUTO)
     check_shipped(model, kind, x_classes, y_shape)
     if 0 in (*x_shape, *y_shape):
         raise UnknownTask(
@@ -293,9 +300,10 @@ def build_task(
         measured = metric_sources(metrics)
         if code := own_code(loss_of, measured):
             y_values = values_of(targets, kind, classes)
-    module = make_module(model, x_shape, classes, kind)
+    make = partial(make_module, model, x_shape, classes, kind, x_classes=x_classes)
+    module = make()
     check_batch_norm(module, model, batch_norm)
-    name = task_name(model, x_shape, classes, kind)
+    name = task_name(named if named in PRESETS else model, x_shape, classes, kind)
     if model in MODELS:
         recipe = default_recipe(model, x_shape, classes, kind)
         if changes is None and not personal:
@@ -328,7 +336,7 @@ def build_task(
     with users_code(broken, TaskError):
         remarks = make_trainable(module, name, x_shape, x_classes)
         x_range = x_range_for(module, name, x_shape, examples, x_classes)
-        twin = make_module(model, x_shape, classes, kind, seed=TWIN_SEED)
+        twin = make(seed=TWIN_SEED)
         make_trainable(twin, name, x_shape, x_classes, seed=TWIN_SEED)
         check_twins(module, twin, name)
         if changes is not None:
@@ -486,6 +494,7 @@ def make_module(
     classes: int,
     kind: TaskKind = "classification",
     *,
+    x_classes: int = 0,
     seed: int = MODULE_SEED,
 ) -> "nn.Module":
     """Return the torch module of a model; the names are those of `build_task`.
@@ -497,7 +506,7 @@ def make_module(
         ImportError: torch is missing.
     """
     if is_path(model) or model in registered(GROUP):
-        return _call_factory(model, x_shape, classes, seed)
+        return _call_factory(model, x_shape, classes, x_classes, seed)
     from fairbed.coordinator.task.models import make_model
 
     try:
@@ -515,7 +524,9 @@ def changed_module(spec: TaskSpec, changes: "ModelChanges | None") -> "nn.Module
     """
     from fairbed.coordinator.task.modules import make_trainable, seeded_draws
 
-    module = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
+    module = make_module(
+        spec.model, spec.x_shape, spec.classes, spec.kind, x_classes=spec.x_classes
+    )
     make_trainable(module, spec.name, spec.x_shape, spec.x_classes)
     if changes is not None:
         with seeded_draws(MODULE_SEED):
@@ -523,14 +534,16 @@ def changed_module(spec: TaskSpec, changes: "ModelChanges | None") -> "nn.Module
     return module
 
 
-def _call_factory(model: str, x_shape: tuple[int, ...], classes: int, seed: int) -> "nn.Module":
+def _call_factory(
+    model: str, x_shape: tuple[int, ...], classes: int, x_classes: int, seed: int
+) -> "nn.Module":
     from torch import nn
 
     from fairbed.coordinator.task.modules import seeded_draws
 
     try:
         with seeded_draws(seed):
-            module = call_factory(model, factory_at(model), x_shape, classes)
+            module = call_factory(model, factory_at(model), x_shape, classes, x_classes)
     except PluginError as exc:
         raise UnknownTask(str(exc)) from exc
     if not isinstance(module, nn.Module):

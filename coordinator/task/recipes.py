@@ -1,7 +1,10 @@
 """The shipped models, by name, shape of an example, and widths of the hidden layers."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.models import path_of
@@ -12,9 +15,35 @@ FLAT_MODELS = ("softmax", "mlp")
 MODELS = (*FLAT_MODELS, "cnn")
 
 
+PRESETS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        name: f"fairbed.coordinator.task.presets:{name.replace('-', '_')}"
+        for name in (
+            "linear-svm",
+            "cnn-ditto",
+            "cnn-femnist",
+            "cnn-celeba",
+            "cnn-corefed",
+            "vgg-11",
+            "m5",
+            "char-lstm",
+            "word-lstm",
+            "text-lstm",
+        )
+    }
+)
+"""Path of the factory of each model of a published study, by its name."""
+
+MODEL_NAMES = (*MODELS, *PRESETS)
+"""Names of models that need no code of the user."""
+
+LOSSES_OF_PRESETS: Final[Mapping[str, str]] = MappingProxyType({PRESETS["linear-svm"]: "hinge"})
+"""Loss of a model, by its path, where it is not that of its kind."""
+
+
 def model_path(name: str) -> str:
-    """Return the path of an installed or registered model; the name of a shipped one as it is."""
-    return name if name in MODELS else path_of(name)
+    """Return the path of a preset or a model of the user; the name of a shipped one as it is."""
+    return name if name in MODELS else PRESETS.get(name) or path_of(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +134,5 @@ def default_recipe(
         widths = (128,) if model == "mlp" else ()
         return Recipe(model, (math.prod(x_shape),), classes, widths, kind)
     raise ValueError(
-        f"model.name: must be one of {', '.join(MODELS)} or package.module:Name, got {model!r}"
+        f"model.name: must be one of {', '.join(MODEL_NAMES)} or package.module:Name, got {model!r}"
     )

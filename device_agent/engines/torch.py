@@ -382,7 +382,7 @@ def make_module(artifact: Artifact, base: Mapping[str, NDArray[np.float32]] = EM
         factory = sourced_factory(source)
         with _random_numbers, torch.random.fork_rng(devices=[]):
             torch.manual_seed(MODULE_SEED)
-            module = call_factory(path, factory, spec.x_shape, spec.classes)
+            module = call_factory(path, factory, spec.x_shape, spec.classes, spec.x_classes)
             if not isinstance(module, nn.Module):
                 raise EngineError(f"model {path}: must be a torch.nn.Module, got {type(module)}")
             cast_floats(module)

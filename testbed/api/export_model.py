@@ -126,7 +126,10 @@ def _module_of(
         raise UsageError(f"torch must be installed, got: {exc}; install fairbed[torch]") from exc
     spec, changes = artifact.spec, changes_of(experiment)
     changed = changed_module(spec, changes)
-    plain = plain_module(make_module(spec.model, spec.x_shape, spec.classes, spec.kind), spec)
+    module = make_module(
+        spec.model, spec.x_shape, spec.classes, spec.kind, x_classes=spec.x_classes
+    )
+    plain = plain_module(module, spec)
     frozen: Mapping[str, NDArray[np.float32]] = {}
     if artifact.base is not None:
         frozen = _frozen(artifact.base, frozen_values(changed, artifact.base.layout))

@@ -11,7 +11,7 @@ from fairbed.coordinator.policy.plugins import (
     SELECTOR,
     SERVER_STEP,
 )
-from fairbed.coordinator.task.recipes import MODELS
+from fairbed.coordinator.task.recipes import MODEL_NAMES
 from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.data import GROUP, NAMES
 from fairbed.testbed.experiment.file import Experiment
@@ -43,7 +43,7 @@ _PARTS = {
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dataset": (GROUP, NAMES),
-    "model": (models.GROUP, MODELS),
+    "model": (models.GROUP, MODEL_NAMES),
     **{name: (part.group, part.built_in) for name, part in _PARTS.items()},
 }
 """The group of entry points of each kind, and the names that are built in."""

@@ -314,7 +314,9 @@ def _kinds(work: StepWork, n: int) -> str:
 def _here(artifact: Artifact, task: _Task) -> ModelFinding:
     from fairbed.coordinator.task.modules import make_trainable
 
-    module = make_module(task.model, task.x_shape, task.classes, task.kind)
+    module = make_module(
+        task.model, task.x_shape, task.classes, task.kind, x_classes=task.x_classes
+    )
     make_trainable(module, artifact.spec.name, artifact.spec.x_shape, task.x_classes)
     times = step_times(artifact, module, task.batch)
     return _finding(

@@ -11,12 +11,19 @@ from pathlib import Path
 
 import msgspec
 
-from fairbed.coordinator.task.recipes import MODELS, default_recipe
+from fairbed.coordinator.task.recipes import MODEL_NAMES, default_recipe
 from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.load import population_names
 from fairbed.testbed.cli import DONE, EXAMPLES
 from fairbed.testbed.errors import RunError, UsageError
-from fairbed.testbed.experiment.data import NAMES, TABLES, TABULAR_NAMES, DataConfig, data_config
+from fairbed.testbed.experiment.data import (
+    NAMES,
+    TABLES,
+    TABULAR_NAMES,
+    TOKEN_NAMES,
+    DataConfig,
+    data_config,
+)
 from fairbed.testbed.experiment.datasets.catalogue import ANY_SEED
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.loading import load
@@ -212,7 +219,7 @@ def _answers(options: argparse.Namespace) -> Answers:
         advice = "; give --label COLUMN" if rule[1] else ""
         raise UsageError(f"init: {rule[0]}{advice}") from exc
     model = options.model or _ask(
-        f"Model ({', '.join(MODELS)}, or package.module:Name)", _suitable_model(data)
+        f"Model ({', '.join(MODEL_NAMES)}, or package.module:Name)", _suitable_model(data)
     )
     profiles = options.devices or _ask(
         "Device profiles or populations, with commas (fairbed profiles list)", DEFAULT_FLEET
@@ -230,6 +237,8 @@ def _suitable_model(config: DataConfig) -> str:
     """Return a model that accepts the examples: a cnn for images, softmax or an mlp for others."""
     if config.dataset in TABULAR_NAMES:
         return "softmax"
+    if config.dataset in TOKEN_NAMES:
+        return "char-lstm" if config.dataset == "shakespeare" else "text-lstm"
     if not config.is_own:
         return "cnn"
     try:
@@ -237,8 +246,9 @@ def _suitable_model(config: DataConfig) -> str:
         if data.x_classes or data.y_shape:
             what = "takes tokens" if data.x_classes else "has targets of this shape"
             raise UsageError(
-                f"init: no model that ships {what}, got {data.description}; give a module of your "
-                "own: --model package.module:Name"
+                f"init: no model that ships {what}, got {data.description}; give --model "
+                "char-lstm, text-lstm or word-lstm, or a module of your own: --model "
+                "package.module:Name"
             )
         default_recipe("cnn", data.x_shape, data.classes)
     except DatasetError as exc:

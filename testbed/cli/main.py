@@ -15,6 +15,7 @@ from fairbed.testbed import rooms
 from fairbed.testbed.api import RUNS
 from fairbed.testbed.cli import BAD_USAGE, DONE, EXAMPLES, FAILED, NOT_BEGUN, dispatch
 from fairbed.testbed.cli.completion import complete
+from fairbed.testbed.cli.data_options import add_data, add_data_keys
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.host.termination import (
     STOPPING,
@@ -411,26 +412,7 @@ def make_parser(kind: type[_Parser] = _Parser) -> argparse.ArgumentParser:
     )
     twin.add_argument("--json", action="store_true", help="one JSON array on stdout")
 
-    data = command("data", "list data sets, or verify their files")
-    data.add_argument("action", choices=("list", "verify"), help="what to do")
-    data.add_argument(
-        "what",
-        metavar="NAME",
-        nargs="*",
-        help="data sets (default: all), your own data as in `[data] source`, or experiment files",
-    )
-    _data_keys(data)
-    data.add_argument(
-        "--features",
-        metavar="NAMES",
-        help="columns of a table that are features, as in `[data] features`, with commas",
-    )
-    data.add_argument(
-        "--categories",
-        metavar="NAMES",
-        help="columns of a table that are one-hot encoded, as in `[data] categories`, with commas",
-    )
-    data.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    add_data(command("data", "list, verify, show or fetch data sets"))
 
     add_shape_options(command("shape", "run any command on an emulated device"))
 
@@ -936,13 +918,6 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
-def _data_keys(parser: argparse.ArgumentParser) -> None:
-    """Add the keys of `[data]` that the user's own data may need."""
-    parser.add_argument("--label", metavar="COLUMN", help="labels of a .csv or .parquet file")
-    parser.add_argument("--device", metavar="COLUMN", help="users of a .csv or .parquet file")
-    parser.add_argument("--folder", metavar="DIR", help="folder of the data")
-
-
 def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     init = command("init", "write a commented experiment file")
     init.add_argument(
@@ -958,8 +933,10 @@ def _authoring(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
         help="name of a data set, or your own data: .npz, .csv or .parquet file, folder of "
         "pictures, package.module:function",
     )
-    _data_keys(init)
-    init.add_argument("--model", help="softmax, mlp, cnn, or package.module:Name")
+    add_data_keys(init)
+    init.add_argument(
+        "--model", help="softmax, mlp, cnn, a model of a study, or package.module:Name"
+    )
     init.add_argument("--devices", metavar="NAMES", help="profiles or populations, with commas")
     init.add_argument("--count", type=int, metavar="N", help="number of devices")
 

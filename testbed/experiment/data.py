@@ -11,23 +11,33 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from fairbed.coordinator.policy.config import PositiveInt, Section
+from fairbed.testbed.experiment.published import PUBLISHED
 from fairbed.wire.artifact import MAX_BUCKETS, MAX_CLASSES
 from fairbed.wire.plugins import installed
 from fairbed.wire.preparation import MAX_LENGTH, MAX_UNITS, TextTarget, TextUnit
 
-NAMES: tuple[str, ...] = (
-    "digits",
+FOLDER_NAMES: tuple[str, ...] = tuple(PUBLISHED)
+"""Data sets that are read from a folder of the published files."""
+
+NAMES: tuple[str, ...] = ("digits", "synthetic", "breast-cancer", "diabetes", *FOLDER_NAMES)
+"""Data sets that ship with Fairbed, or that it can read from their published files."""
+
+TABULAR_NAMES: tuple[str, ...] = (
     "synthetic",
     "breast-cancer",
     "diabetes",
-    "fashion-mnist",
-    "mnist",
-    "cifar10",
+    *(name for name, found in PUBLISHED.items() if len(found.x_shape) == 1 and not found.is_tokens),
 )
-"""Data sets that ship with Fairbed, or that it can read from their published files."""
-
-TABULAR_NAMES: tuple[str, ...] = ("synthetic", "breast-cancer", "diabetes")
 """Data sets whose examples are rows of numbers, not pictures."""
+
+TOKEN_NAMES: tuple[str, ...] = tuple(name for name, found in PUBLISHED.items() if found.is_tokens)
+"""Data sets of tokens."""
+
+USER_NAMES: tuple[str, ...] = (
+    "synthetic",
+    *(name for name, found in PUBLISHED.items() if found.users_are),
+)
+"""Data sets that have users."""
 
 MAX_TOKENS: Final = 1 << 24
 """Largest vocabulary of integer x; larger integers are no tokens."""
@@ -43,16 +53,13 @@ TABLES: Final = (".parquet", *(f"{kind}{end}" for end in _PACKED for kind in (".
 TEXTS: Final = (".txt",)
 """Suffixes of texts."""
 
-FILES: Final = (".npz", *TEXTS, *TABLES)
+FILES: Final = (".npz", ".json", *TEXTS, *TABLES)
 """Suffixes of files that a source may be."""
 
 NO_DATA: Final = "none"
 """Data set of a client that brings data of its own: devices get no shard."""
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-FOLDER_NAMES: tuple[str, ...] = ("fashion-mnist", "mnist", "cifar10")
-"""Data sets that are read from a folder of downloaded files."""
 
 Concentration: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e6)]
 StandardDeviation: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e3)]
@@ -88,10 +95,19 @@ class ByClass(Kind, frozen=True, kw_only=True, tag="by-class"):
 
 
 class Natural(Kind, frozen=True, kw_only=True, tag="natural"):
-    """Divided by the users in the data: those of `synthetic`, or `device` of your own data."""
+    """Divided by the users in the data: those of a data set, or `device` of your own data."""
 
 
-Partition: TypeAlias = Iid | Dirichlet | ClassMix | ByClass | Natural
+class ConsecutiveClasses(Kind, frozen=True, kw_only=True, tag="consecutive-classes"):
+    """Device k holds the classes k, k + 1, ... modulo their number, in unequal shares and sizes."""
+
+    classes_per_device: PositiveInt = 5
+    """Number of classes of each device."""
+    sigma: Annotated[float, Meta(ge=0.0, le=5.0)] = 1.0
+    """Of the log-normal sizes of the devices, and of the shares of their classes; 0: equal."""
+
+
+Partition: TypeAlias = Iid | Dirichlet | ClassMix | ByClass | ConsecutiveClasses | Natural
 
 
 class SyntheticConfig(Section, frozen=True, kw_only=True):
@@ -167,12 +183,13 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """`[data]`: the data set, and its partition over the devices."""
 
     dataset: str | None = None
-    """digits, synthetic, breast-cancer, diabetes, fashion-mnist, mnist, cifar10, or the name of an
+    """A name of `fairbed data list`, such as digits, synthetic or fashion-mnist, or that of an
     installed or registered data set; none: devices get no data, as `training.client` has its own;
     not set: digits, unless `source` is set."""
     source: str | None = None
     """Your own data: a function `package.module:name`, the path of an `.npz`, `.csv`, `.tsv`,
-    `.parquet` or `.txt` file, or a folder of texts, pictures, pictures with masks, or audio."""
+    `.parquet`, `.txt` or `.json` (LEAF) file, or a folder of texts, pictures, pictures with masks,
+    audio, LEAF's files, or with a table `clients.csv`."""
     label: str | None = None
     """Column of the labels, or of the targets of regression; only for tables (`.csv`, `.tsv`,
     `.parquet`), which need it."""
@@ -206,7 +223,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
     folder: str | None = None
     """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `source` the current folder."""
     partition: Partition | None = None
-    """not set: natural if the data have users, as `synthetic` does, and iid otherwise."""
+    """not set: natural if the data have users, as `synthetic` and `heart` do, and iid otherwise."""
     test_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
     """Share of each device's examples that is held out for evaluation; at least one example."""
     validation_fraction: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
@@ -251,8 +268,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
             if not self.source or (is_other and not self.is_table):
                 raise ValueError(
                     "source must be package.module:function, end in .npz, .csv, .tsv, .parquet, "
-                    f".txt, or be a folder, got {self.source!r}; convert the file, or write a "
-                    "function that reads it"
+                    f".txt, .json, or be a folder, got {self.source!r}; convert the file, or write "
+                    "a function that reads it"
                 )
         elif self.name not in (*NAMES, NO_DATA) and self.name not in installed(GROUP):
             names = (*NAMES, *sorted(installed(GROUP)))
@@ -301,10 +318,10 @@ class DataConfig(Section, frozen=True, kw_only=True):
             return (
                 f'synthetic must not be set for {name!r}; remove it, or set dataset = "synthetic"'
             )
-        if isinstance(self.partition, Natural) and not (is_own or self.dataset == "synthetic"):
+        if isinstance(self.partition, Natural) and not (is_own or self.dataset in USER_NAMES):
             return (
                 f"partition must not be 'natural' for dataset {name!r}, which has no "
-                "users; use iid, dirichlet, class-mix or by-class"
+                "users; use iid, dirichlet, class-mix, by-class or consecutive-classes"
             )
         return ""
 

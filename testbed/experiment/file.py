@@ -61,7 +61,7 @@ from fairbed.coordinator.policy.plugins import (
     SELECTOR,
     SERVER_STEP,
 )
-from fairbed.coordinator.task.recipes import MODELS
+from fairbed.coordinator.task.recipes import MODEL_NAMES
 from fairbed.device_agent.availability import parse_hours
 from fairbed.device_agent.privacy import buffers_problem
 from fairbed.profiles import link_names
@@ -418,9 +418,9 @@ class Experiment(Section, frozen=True, kw_only=True):
             )
         self._check_names()
         model = self.model.name
-        if model not in MODELS and not is_path(model) and model not in installed(GROUP):
+        if model not in MODEL_NAMES and not is_path(model) and model not in installed(GROUP):
             raise ValueError(
-                f"model.name: must be {', '.join(MODELS)} or package.module:Name, "
+                f"model.name: must be {', '.join(MODEL_NAMES)} or package.module:Name, "
                 f"got {self.model.name!r}"
             )
         if devices and self.round.is_buffered:

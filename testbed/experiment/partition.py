@@ -7,7 +7,15 @@ Pure: all randomness comes from the generator in the arguments.
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.testbed.experiment.data import ByClass, ClassMix, Dirichlet, Iid, Natural, Partition
+from fairbed.testbed.experiment.data import (
+    ByClass,
+    ClassMix,
+    ConsecutiveClasses,
+    Dirichlet,
+    Iid,
+    Natural,
+    Partition,
+)
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 
 MAX_REDRAWS = 10_000
@@ -189,6 +197,71 @@ def by_class(y: Ints, devices: int, classes_per_device: int, rng: np.random.Gene
     return _assign(y, _balanced_counts(holds, class_sizes), rng)
 
 
+LEAST_SIZE, LOG_SIZE_MEAN, LOG_SHARE_MEAN = 10.0, 3.0, 1.0
+"""Of the sizes and shares that Ditto draws, before they are scaled to the number of examples."""
+
+
+def consecutive_classes(
+    y: Ints, devices: int, classes_per_device: int, sigma: float, rng: np.random.Generator
+) -> Ints:
+    """Give device k the classes k, k + 1, ... modulo their number, with log-normal sizes.
+
+        n_k = 10 + exp(N(3, sigma)),   q_jk = exp(N(1, sigma)) of its j-th class, both scaled
+
+    Every example is assigned, so the drawn sizes are scaled to those of the classes (iterative
+    proportional fitting): a device holds about its size, and its classes exactly.
+
+    Args:
+        y: Class of each example, shape (n,).
+        devices: K, enough for each class to have a device.
+        classes_per_device: Classes of each device.
+        sigma: Deviation of the logarithms, >= 0.
+        rng: Source of randomness.
+
+    Returns:
+        Owner of each example, shape (n,).
+
+    Raises:
+        DatasetError: There are too few classes, devices or examples.
+
+    Source:
+        Li, Hu, Beirami, Smith, Ditto, ICML 2021: Fashion-MNIST with 500 devices, 5 classes and
+        sigma = 1, as in the authors' generator.
+    Deviates:
+        The source begins a class again when its examples are used up, so that devices share some;
+        here no two devices share one. Its features are standardised by pixel; ours are not.
+    """
+    class_sizes = np.bincount(y)
+    present = np.flatnonzero(class_sizes)
+    least = max(1, len(present) - devices + 1)
+    if not least <= classes_per_device <= len(present):
+        raise DatasetError(
+            "data.partition",
+            f"classes_per_device must be {least} .. {len(present)} for {len(present)} classes on "
+            f"{devices} devices, got {classes_per_device}",
+            "choose a number in that range",
+        )
+    sizes = LEAST_SIZE + rng.lognormal(LOG_SIZE_MEAN, sigma, devices)
+    shares = rng.lognormal(LOG_SHARE_MEAN, sigma, (classes_per_device, devices))
+    places = (np.arange(classes_per_device)[:, np.newaxis] + np.arange(devices)) % len(present)
+    wanted = np.zeros((len(class_sizes), devices))
+    columns = np.broadcast_to(np.arange(devices), places.shape)
+    wanted[present[places], columns] = shares / shares.sum(axis=0)
+    holds = wanted > 0.0
+    short = np.flatnonzero(holds.sum(axis=1) > class_sizes)
+    if len(short):
+        raise DatasetError(
+            "data.partition",
+            f"class {short[0]} must have an example for each of its {holds[short[0]].sum()} "
+            f"devices, got {class_sizes[short[0]]}",
+            "use fewer devices or classes per device, or more examples",
+        )
+    spare = class_sizes - holds.sum(axis=1)
+    targets = np.maximum(sizes * len(y) / sizes.sum() - holds.sum(axis=0), 0.0)
+    counts: Ints = holds + _whole_counts(_fit_proportions(wanted, targets, spare), spare)
+    return _assign(y, counts, rng)
+
+
 def natural(device_ids: Ints | None, devices: int, rng: np.random.Generator) -> Ints:
     """Give each device whole users: one each, or several random ones if there are more users.
 
@@ -207,7 +280,8 @@ def natural(device_ids: Ints | None, devices: int, rng: np.random.Generator) -> 
         raise DatasetError(
             "data.partition",
             "natural needs the user of each example, got data without users",
-            "add the array device to the .npz file, or use iid, dirichlet, class-mix or by-class",
+            "add the array device to the .npz file, or use iid, dirichlet, class-mix, by-class or "
+            "consecutive-classes",
         )
     users = int(device_ids.max()) + 1
     if users < devices:
@@ -239,6 +313,9 @@ def _owner(
             return class_mix(y, devices, partition.gamma, rng)
         case ByClass():
             return by_class(y, devices, partition.classes_per_device, rng)
+        case ConsecutiveClasses():
+            each, sigma = partition.classes_per_device, partition.sigma
+            return consecutive_classes(y, devices, each, sigma, rng)
         case Natural():
             return natural(device_ids, devices, rng)
 

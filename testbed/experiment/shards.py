@@ -24,6 +24,7 @@ from fairbed.testbed.emulation.malicious import POISONS_LABELS, poison_labels
 from fairbed.testbed.experiment.data import (
     ByClass,
     ClassMix,
+    ConsecutiveClasses,
     DataConfig,
     Dirichlet,
     Iid,
@@ -425,7 +426,9 @@ def _check_division(dataset: Dataset, partition: Partition, classes: Ints) -> No
     Raises:
         DatasetError: They have no classes, or all the same one.
     """
-    if not dataset.y_shape or not isinstance(partition, Dirichlet | ClassMix | ByClass):
+    if not dataset.y_shape or not isinstance(
+        partition, Dirichlet | ClassMix | ByClass | ConsecutiveClasses
+    ):
         return
     kind = type(partition).__struct_config__.tag
     problem = ""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairbed.coordinator.task.recipes import MODELS
-from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.data import USER_NAMES, DataConfig
 
 SCHEMA_FILE = "fairbed.schema.json"
 """File beside the experiment; editors that know TOML schemas complete and check keys with it."""
@@ -66,7 +66,7 @@ count = {count}
 _DATA_KEYS = ("dataset", "source", "label", "device", "folder")
 
 _PARTITIONS = {
-    "synthetic": 'partition = { kind = "natural" }',
+    **dict.fromkeys(USER_NAMES, 'partition = { kind = "natural" }'),
     "own": 'partition = { kind = "iid" }',
 }
 

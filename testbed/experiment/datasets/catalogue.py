@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from fairbed.testbed.experiment.data import FOLDER_NAMES, GROUP, NAMES, DataConfig
-from fairbed.testbed.experiment.datasets import cifar, mnist
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError, Origin
 from fairbed.testbed.experiment.datasets.features import Feature
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
+from fairbed.testbed.experiment.datasets.published_files import check_folder, find
+from fairbed.testbed.experiment.published import PUBLISHED, Published, how_to_get
 from fairbed.wire.artifact import TaskKind
 from fairbed.wire.labels import listed
 from fairbed.wire.plugins import Registered, installed
@@ -124,6 +125,8 @@ class DatasetStatus:
     """Place, broken rule and value found; empty if available."""
     what_to_do: str = ""
     """Remedy for the problem; empty if available."""
+    published: Published | None = None
+    """Files, users, licence and citation of a data set that is read by name."""
 
 
 def describe_all(environment: Mapping[str, str]) -> list[DatasetStatus]:
@@ -170,24 +173,40 @@ def _status_from_headers(name: str, environment: Mapping[str, str]) -> DatasetSt
     try:
         folder = folder_of(name, environment)
         where = str(folder)
-        n, description = _read_headers(name, folder)
+        n = _read_headers(name, folder)
     except DatasetError as exc:
         return _unavailable(name, where, exc)
     return DatasetStatus(
         name=name,
         is_available=True,
         where=where,
-        description=description,
+        description=PUBLISHED[name].description,
         n=n,
+        published=PUBLISHED[name],
     )
 
 
-def _read_headers(name: str, folder: Path) -> tuple[int | None, str]:
-    """Return the number of examples in the headers of a folder's files, and a description."""
-    if name == cifar.NAME:
-        cifar.files(folder)
-        return None, cifar.DESCRIPTION
-    return sum(mnist.count(name, folder)), mnist.PUBLISHED[name].description
+def _read_headers(name: str, folder: Path) -> int | None:
+    """Return the number of examples by the headers of a folder's files; None if they lack it.
+
+    Raises:
+        DatasetError: The folder or a file is missing.
+    """
+    published = PUBLISHED[name]
+    if published.reader.startswith("mnist:"):
+        from fairbed.testbed.experiment.datasets import mnist
+
+        return sum(mnist.count(name, folder))
+    if published.reader.startswith("cifar:"):
+        from fairbed.testbed.experiment.datasets import cifar
+
+        cifar.files(name, folder)
+        return None
+    check_folder(name, folder)
+    for file in published.files:
+        if find(folder, file.name) is None:
+            raise DatasetError(name, f"{folder} must hold {file.name}, got none", how_to_get(name))
+    return published.rows or None
 
 
 def _status_by_loading(
@@ -213,6 +232,7 @@ def _status_by_loading(
         features=[] if data.encoding is None else list(data.encoding.features),
         notes=list(data.notes),
         guess=data.guess,
+        published=PUBLISHED.get(config.name),
         sha256="" if data.origin == "generated" else data.sha256,
     )
 
@@ -231,4 +251,5 @@ def _unavailable(name: str, where: str, exc: DatasetError) -> DatasetStatus:
         where=where,
         problem=f"{exc.where}: {exc.problem}",
         what_to_do=exc.what_to_do,
+        published=PUBLISHED.get(name),
     )

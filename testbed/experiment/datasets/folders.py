@@ -1,18 +1,21 @@
 """Load pictures, pictures with masks, or audio from a folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fairbed.device_agent.folders import FolderError
 from fairbed.testbed.experiment.data import AudioConfig, MasksConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.own import Arrays, check_memory, own_dataset
 from fairbed.testbed.install import install_command
-from fairbed.wire.preparation import MaskPreparation
+from fairbed.wire.preparation import AudioPreparation, MaskPreparation
 
 if TYPE_CHECKING:
     from fairbed.device_agent.audio import Audio
@@ -70,6 +73,51 @@ def load_audio(folder: Path, config: AudioConfig) -> Dataset:
     return replace(dataset, notes=found.notes, preparation=found.preparation)
 
 
+class Samples(NamedTuple):
+    """Recordings."""
+
+    x: NDArray[np.float32]
+    """Shape (n, 1, samples)."""
+    preparation: AudioPreparation
+    notes: list[str]
+
+
+def pixels_of(where: str, paths: Sequence[Path]) -> NDArray[np.uint8]:
+    """Return pictures as one array, (n, channels, height, width).
+
+    Raises:
+        DatasetError: pillow is not installed, or a picture cannot be read or has another size.
+    """
+    from fairbed.device_agent.pictures import read_pixels
+
+    with _translated(where):
+        return read_pixels(list(paths), partial(check_memory, where))
+
+
+def samples_of(where: str, paths: Sequence[Path], config: AudioConfig) -> Samples:
+    """Return recordings.
+
+    Raises:
+        DatasetError: A recording cannot be read, or has another rate.
+    """
+    from fairbed.device_agent.audio import read_samples
+
+    with _translated(where):
+        return Samples(*read_samples(paths, partial(check_memory, where), samples=config.samples))
+
+
+def texts_of(where: str, paths: Sequence[Path]) -> list[str]:
+    """Return the texts of files.
+
+    Raises:
+        DatasetError: One cannot be read, or is no text.
+    """
+    from fairbed.device_agent.texts import read_text
+
+    with _translated(where):
+        return [read_text(path) for path in paths]
+
+
 def _arrays(found: "Pictures | Audio") -> Arrays:
     """Return the arrays of a folder by name, with the users if it has any."""
     users = {} if found.users is None else {"device": found.users}
@@ -77,7 +125,7 @@ def _arrays(found: "Pictures | Audio") -> Arrays:
 
 
 @contextmanager
-def _translated(folder: Path) -> Iterator[None]:
+def _translated(folder: Path | str) -> Iterator[None]:
     """Raise the errors of the readers as those about data."""
     try:
         yield

@@ -3,6 +3,7 @@
 Each draw has its own random stream, so that a change of one draw does not affect the others.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import IntEnum
@@ -12,7 +13,6 @@ import numpy as np
 
 from fairbed.device_agent.folders import FolderError, folder_kind
 from fairbed.testbed.experiment.data import AudioConfig, DataConfig, MasksConfig, SyntheticConfig
-from fairbed.testbed.experiment.datasets import cifar
 from fairbed.testbed.experiment.datasets.dataset import (
     Dataset,
     DatasetError,
@@ -23,7 +23,6 @@ from fairbed.testbed.experiment.datasets.dataset import (
 )
 from fairbed.testbed.experiment.datasets.folders import load_audio, load_masks, load_pictures
 from fairbed.testbed.experiment.datasets.function import load_function
-from fairbed.testbed.experiment.datasets.mnist import how_to_get, load_mnist
 from fairbed.testbed.experiment.datasets.npz import load_npz
 from fairbed.testbed.experiment.datasets.scikit_learn import (
     load_breast_cancer,
@@ -33,6 +32,7 @@ from fairbed.testbed.experiment.datasets.scikit_learn import (
 from fairbed.testbed.experiment.datasets.synthetic import synthetic
 from fairbed.testbed.experiment.datasets.table import load_table
 from fairbed.testbed.experiment.datasets.text import load_text_table, load_texts
+from fairbed.testbed.experiment.published import PUBLISHED, READERS, how_to_get
 from fairbed.wire.artifact import TaskKind
 
 
@@ -75,7 +75,7 @@ def folder_of(name: str, environment: Mapping[str, str]) -> Path:
         raise DatasetError(
             name,
             f"{FOLDER_VARIABLE} or data.folder must name the folder of its files, got neither",
-            cifar.HOW_TO_GET if name == cifar.NAME else how_to_get(name),
+            how_to_get(name),
         )
     return Path(root).expanduser() / name
 
@@ -142,12 +142,21 @@ def _load_all(
         return _SHIPPED[name]()
     if name == "synthetic":
         return synthetic(config.synthetic or SyntheticConfig(), rng)
-    if name == cifar.NAME:
-        return cifar.load_cifar10(folder or folder_of(name, environment))
-    return load_mnist(name, folder or folder_of(name, environment))
+    module, _, reader = PUBLISHED[name].reader.partition(":")
+    read: Callable[[str, Path], Dataset] = getattr(
+        importlib.import_module(f"{READERS}.{module}"), reader
+    )
+    return read(name, folder or folder_of(name, environment))
 
 
 def _load_path(path: Path, config: DataConfig) -> Dataset:
+    if path.suffix.lower() == ".json" or path.is_dir():
+        from fairbed.testbed.experiment.datasets import client_table, leaf
+
+        if leaf.json_files(path):
+            return leaf.load_leaf(path, config.text)
+        if (path / client_table.TABLE).is_file():
+            return client_table.load_client_table(path, config)
     if path.suffix == ".npz":
         return load_npz(path, config)
     if config.is_table and config.text is not None:

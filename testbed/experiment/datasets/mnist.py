@@ -8,7 +8,7 @@ import hashlib
 import io
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
+from fairbed.testbed.experiment.datasets.published_files import check_folder, find
+from fairbed.testbed.experiment.published import PUBLISHED, how_to_get
 
 UNSIGNED_BYTE = 0x08
 """Third byte of the magic number: the type of the values."""
@@ -38,12 +40,6 @@ class IdxHeader:
         return math.prod(self.shape)
 
 
-def find_idx(folder: Path, name: str) -> Path | None:
-    """Return the path of `name.gz` or `name` in `folder`; None if neither exists."""
-    candidates = (folder / f"{name}.gz", folder / name)
-    return next((path for path in candidates if path.is_file()), None)
-
-
 def read_header(path: Path, n_dimensions: int) -> IdxHeader:
     """Read only the header of an IDX file of bytes with `n_dimensions`.
 
@@ -63,7 +59,7 @@ def read_into(path: Path, out: NDArray[np.uint8], n_dimensions: int) -> str:
         n_dimensions: Dimensions that the file must have.
 
     Returns:
-        The MD5 of the uncompressed file, in hexadecimal, for comparison with the published one.
+        The SHA-256 of the uncompressed file, in hexadecimal, for comparison with the published one.
 
     Raises:
         DatasetError: The file cannot be read, is cut short or continues after the last value.
@@ -71,7 +67,7 @@ def read_into(path: Path, out: NDArray[np.uint8], n_dimensions: int) -> str:
     payload = out.reshape(-1).data
     with _opened(path) as stream:
         header = _header(path, stream, n_dimensions)
-        digest = hashlib.md5(header.raw, usedforsecurity=False)
+        digest = hashlib.sha256(header.raw)
         if header.payload_bytes != len(payload):
             raise DatasetError(
                 str(path), f"must not change while it is read, got {header.shape}", "try again"
@@ -141,59 +137,13 @@ LABEL_DIMENSIONS = 1
 PARTS = ("train", "t10k")
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A data set as its authors published it."""
-
-    description: str
-    source: str
-    publisher: str
-    md5: Mapping[str, str]
-    """Checksum of each uncompressed file, by name."""
-
-
-PUBLISHED: Mapping[str, Published] = {
-    "mnist": Published(
-        description="70,000 handwritten digits, 28x28 pixels, 10 classes",
-        source="LeCun, Cortes, Burges 1998; CC BY-SA 3.0 as commonly stated",
-        publisher="the MNIST database of LeCun, Cortes and Burges",
-        md5={
-            "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-            "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-            "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-            "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-        },
-    ),
-    "fashion-mnist": Published(
-        description="70,000 pictures of clothes, 28x28 pixels, 10 classes",
-        source="Xiao, Rasul, Vollgraf 2017, arXiv:1708.07747; MIT",
-        publisher="the Fashion-MNIST project of Zalando Research",
-        md5={
-            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-        },
-    ),
-}
-
-
-def how_to_get(name: str) -> str:
-    """Return the instructions to get the files of `name`."""
-    return (
-        f"put {{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte.gz of {PUBLISHED[name].publisher} "
-        f"into a folder {name} and set FAIRBED_DATA to its parent"
-    )
-
-
 def count(name: str, folder: Path) -> tuple[int, ...]:
     """Return the number of examples of each part, reading only the headers.
 
     Raises:
         DatasetError: The folder or a file is missing, or a header is wrong.
     """
-    if not folder.is_dir():
-        raise DatasetError(name, f"folder must exist, got {folder}", how_to_get(name))
+    check_folder(name, folder)
     counts = []
     for part in PARTS:
         images_path = _find(name, folder, f"{part}-images-idx3-ubyte")
@@ -204,7 +154,7 @@ def count(name: str, folder: Path) -> tuple[int, ...]:
             raise DatasetError(
                 str(images_path),
                 f"images must be 28x28, got {images[1]}x{images[2]}",
-                f"use the files of {PUBLISHED[name].publisher}",
+                how_to_get(name),
             )
         if images[:1] != labels:
             raise DatasetError(
@@ -226,6 +176,8 @@ def load_mnist(name: str, folder: Path) -> Dataset:
     counts = count(name, folder)
     x = np.empty((sum(counts), 1, *IMAGE_SHAPE), np.uint8)
     y = np.empty(len(x), np.uint8)
+    published = PUBLISHED[name]
+    sha256 = {file.name: file.sha256 for file in published.files}
     is_verified, start = True, 0
     for part, n in zip(PARTS, counts, strict=True):
         rows = slice(start, start + n)
@@ -234,7 +186,7 @@ def load_mnist(name: str, folder: Path) -> Dataset:
             (f"{part}-labels-idx1-ubyte", y[rows], LABEL_DIMENSIONS),
         ):
             path = _find(name, folder, file)
-            is_verified &= read_into(path, out, dimensions) == PUBLISHED[name].md5[file]
+            is_verified &= read_into(path, out, dimensions) == sha256[file]
         if y[rows].max() >= CLASSES:
             raise DatasetError(
                 str(folder / f"{part}-labels-idx1-ubyte"),
@@ -247,14 +199,14 @@ def load_mnist(name: str, folder: Path) -> Dataset:
         x=x,
         y=y.astype(np.int64),
         classes=CLASSES,
-        description=PUBLISHED[name].description,
-        source=PUBLISHED[name].source,
+        description=published.description,
+        source=published.source,
         origin="verified" if is_verified else "unverified",
     )
 
 
 def _find(name: str, folder: Path, file: str) -> Path:
-    path = find_idx(folder, file)
+    path = find(folder, file)
     if path is None:
         raise DatasetError(
             name, f"{folder} must hold {file}.gz or {file}, got neither", how_to_get(name)

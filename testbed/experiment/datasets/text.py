@@ -48,7 +48,7 @@ def load_texts(path: Path, config: DataConfig) -> Dataset:
     except FolderError as exc:
         raise DatasetError(exc.where, exc.problem, exc.what_to_do) from exc
     arrays = {"y": found.labels, "device": found.users}
-    dataset = _dataset(
+    dataset = dataset_of_texts(
         str(path),
         found.texts,
         {name: array for name, array in arrays.items() if array is not None},
@@ -73,7 +73,7 @@ def load_text_table(path: Path, config: DataConfig) -> Dataset:
     target = config.target or "label"
     label = None if target in UNLABELLED else config.label
     texts, arrays = read_text_columns(path, config.text.column, label, config.device)
-    return _dataset(str(path), texts, arrays, config.text, target, name=path.stem)
+    return dataset_of_texts(str(path), texts, arrays, config.text, target, name=path.stem)
 
 
 def of_arrays(where: str, arrays: Arrays, config: DataConfig, *, name: str, fix: str) -> Dataset:
@@ -112,10 +112,10 @@ def of_arrays(where: str, arrays: Arrays, config: DataConfig, *, name: str, fix:
         for key, value in others.items()
         if not key.endswith("_test")
     }
-    return _dataset(where, texts, pooled, config.text, target, name=name)
+    return dataset_of_texts(where, texts, pooled, config.text, target, name=name)
 
 
-def _dataset(
+def dataset_of_texts(
     where: str,
     texts: Sequence[str],
     arrays: Arrays,

@@ -135,7 +135,9 @@ def _torch(artifact: Artifact, shards: Shards) -> Trainer:
             "choose auto"
         ) from exc
     if artifact.module is None:
-        model = make_module(spec.model, spec.x_shape, spec.classes, spec.kind)
+        model = make_module(
+            spec.model, spec.x_shape, spec.classes, spec.kind, x_classes=spec.x_classes
+        )
         if artifact.batch_norm == "frozen":
             freeze_statistics(model)
         make_trainable(model, spec.name, spec.x_shape, spec.x_classes)

@@ -70,8 +70,8 @@ def test_natural_needs_data_with_users() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"dataset": "cifar"}, "mnist, cifar10, got 'cifar'; own data are set as source"),
-        ({"dataset": "a.npz"}, "cifar10, got 'a.npz'; write source = \"a.npz\" instead"),
+        ({"dataset": "cifar"}, "vehicle, shakespeare, got 'cifar'; own data are set as source"),
+        ({"dataset": "a.npz"}, "shakespeare, got 'a.npz'; write source = \"a.npz\" instead"),
         ({"dataset": "my.mod:load"}, 'write source = "my.mod:load" instead'),
         ({"dataset": "digits", "source": "a.npz"}, "dataset and source must not both be set"),
         ({"source": "a.pkl"}, "source must be package.module:function, end in .npz, .csv, .tsv"),

@@ -4,11 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.testbed.experiment.data import ByClass, ClassMix, Dirichlet, Iid, Natural, Partition
+from fairbed.testbed.experiment.data import (
+    ByClass,
+    ClassMix,
+    ConsecutiveClasses,
+    Dirichlet,
+    Iid,
+    Natural,
+    Partition,
+)
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.partition import (
     by_class,
     class_mix,
+    consecutive_classes,
     dirichlet,
     divide,
     natural,
@@ -20,6 +29,7 @@ ALL: list[Partition] = [
     Dirichlet(alpha=0.5),
     ClassMix(gamma=1.0),
     ByClass(classes_per_device=3),
+    ConsecutiveClasses(classes_per_device=10),
     Natural(),
 ]
 
@@ -218,3 +228,35 @@ def test_data_that_cannot_be_divided_are_one_line(
 ) -> None:
     with pytest.raises(DatasetError, match=message):
         divide(partition, labels(), device_ids, devices, 10, rng())
+
+
+def test_consecutive_classes_of_ditto() -> None:
+    y = np.repeat(np.arange(10), 7_000)
+    owner = consecutive_classes(y, 500, 5, 1.0, rng())
+    counts = np.bincount(owner * 10 + y, minlength=5_000).reshape(500, 10)
+    for device in (0, 7, 499):
+        held = {(device + j) % 10 for j in range(5)}
+        assert set(np.flatnonzero(counts[device]).tolist()) == held
+    sizes = counts.sum(axis=1)
+    assert sizes.min() >= 10, "data.min_examples"
+    # 10 + exp(N(3, 1)), scaled: log-normal, so the mean is far above the median
+    drawn = 10.0 + np.random.default_rng(1).lognormal(3.0, 1.0, 100_000)
+    drawn *= 140.0 / drawn.mean()
+    np.testing.assert_allclose(
+        np.quantile(sizes, [0.1, 0.5, 0.9]), np.quantile(drawn, [0.1, 0.5, 0.9]), rtol=0.15
+    )
+    equal = consecutive_classes(y, 500, 5, 0.0, rng())
+    assert np.ptp(np.bincount(equal)) <= 10, "sigma = 0 gives equal sizes"
+
+
+@pytest.mark.parametrize(
+    ("devices", "each", "message"),
+    [
+        (4, 6, r"classes_per_device must be 7 \.\. 10 for 10 classes on 4 devices, got 6"),
+        (40, 11, r"classes_per_device must be 1 \.\. 10 for 10 classes on 40 devices, got 11"),
+        (400, 5, "class 0 must have an example for each of its 200 devices, got 100"),
+    ],
+)
+def test_consecutive_classes_that_do_not_fit(devices: int, each: int, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        consecutive_classes(np.repeat(np.arange(10), 100), devices, each, 1.0, rng())

@@ -8,7 +8,9 @@ import pytest
 from fairbed.testbed.experiment.data import DataConfig, data_config
 from fairbed.testbed.experiment.datasets import DatasetError, load
 from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
-from fairbed.testbed.experiment.datasets.cifar import RECORD_BYTES
+from fairbed.testbed.experiment.datasets.cifar import PIXELS
+
+RECORD_BYTES = 1 + PIXELS
 
 
 def records(n: int, seed: int) -> bytes:
@@ -72,7 +74,7 @@ def test_missing_files_are_one_line_with_instructions(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     with pytest.raises(
-        DatasetError, match=r"must hold files \*.bin or \*.bin.xz, got none; put the"
+        DatasetError, match=r"must hold files \*.bin or \*.bin.xz, got none; run fairbed data"
     ):
         load(DataConfig(dataset="cifar10", folder=str(folder)), 0, {})
     with pytest.raises(DatasetError, match=r"cifar10: FAIRBED_DATA or data.folder must name"):

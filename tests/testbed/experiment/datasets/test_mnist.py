@@ -119,7 +119,8 @@ def test_a_missing_folder_is_one_line_with_instructions(tmp_path: Path) -> None:
     with pytest.raises(DatasetError) as raised:
         load(config, 0, {"FAIRBED_DATA": str(tmp_path / "nowhere")})
     assert str(raised.value) == (
-        f"fashion-mnist: folder must exist, got {tmp_path}/nowhere/fashion-mnist; put "
+        f"fashion-mnist: folder must exist, got {tmp_path}/nowhere/fashion-mnist; run "
+        "fairbed data fetch fashion-mnist, or put "
         "{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz of the Fashion-MNIST project of Zalando "
         "Research into a folder fashion-mnist and set FAIRBED_DATA to its parent"
     )
