@@ -75,6 +75,7 @@ READERS = (
     "testbed/metrics",
     "testbed/notify",
     "testbed/packs",
+    "testbed/reproduction",
     "testbed/web",
 )
 """Folders that start runs or show their results, and change no number in a store."""

@@ -111,6 +111,7 @@ SHIPPED: Mapping[str, Names] = {
     "notify": Names(tables=("notify",), seams=("watcher",)),
     "packs": Names(commands=("pack", "unpack")),
     "remote": Names(seams=("elsewhere", "relay")),
+    "reproduction": Names(commands=("reproduce",)),
     "web": Names(
         options=_options(
             ("watch",), "--web", "--steer", "--host", "--port", "--sessions", "--idle", "--plain"

@@ -516,7 +516,7 @@ def test_what_a_process_prints_and_logs_controls_no_terminal(
 
 
 def test_html_latex_and_csv_give_no_character_a_meaning(tmp_path: Path) -> None:
-    from fairbed.testbed.compare.table import _csv
+    from fairbed.testbed.compare.table import csv_of
 
     assert controls(tag("td", MARK, title=MARK)) == []
     assert "<script" not in tag("td", MARK, title=MARK)
@@ -524,7 +524,7 @@ def test_html_latex_and_csv_give_no_character_a_meaning(tmp_path: Path) -> None:
     shown = latex(MARK)
     assert controls(shown) == []
     assert r"\textbackslash{}zz\{\%\$\#\_" in shown
-    text = _csv([("arm", 1.5, -2.5, None, MARK, "@a", "-0.5", "-a", "+1,000.5", "-1e-5")])
+    text = csv_of([("arm", 1.5, -2.5, None, MARK, "@a", "-0.5", "-a", "+1,000.5", "-1e-5")])
     assert next(csv.reader(io.StringIO(text)))[1:4] == ["1.5", "-2.5", ""]
     cells = next(csv.reader(io.StringIO(text)))
     assert [cell[:2] for cell in cells[4:]] == ["'=", "'@", "-0", "'-", "+1", "-1"]

@@ -86,6 +86,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], ...]] = {
         ("watch", "mqtts://viewer_alice@example.org"),
         ("command", "mqtts://operator_alice@example.org", "pause"),
     ),
+    "reproduction": (("reproduce", "q-ffl", "--smoke"),),
     "web": (("watch", "latest", "--web"), ("watch", "--port", "8000")),
 }
 """What a user types for a room; without the room each is refused in one line that names it."""

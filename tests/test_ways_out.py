@@ -27,6 +27,7 @@ COMMANDS = (
         "testbed/flower/cli.py",
         "testbed/lab/cli",
         "testbed/packs/cli",
+        "testbed/reproduction/cli.py",
         "testbed/web/cli.py",
     ),
     "device_agent/cli.py",

@@ -36,7 +36,7 @@ WARM_ROUND = 3
 """The first round that is counted; the ones before also load models and open sessions."""
 REPEATS = 5
 """Rounds whose counts are taken: timers fall into some of them."""
-ROOMS = ("lab", "cluster", "remote", "web", "metrics", "notify", "packs")
+ROOMS = ("lab", "cluster", "remote", "web", "metrics", "notify", "packs", "reproduction")
 """Folders of the test bed that may be deleted."""
 ROOM_FILES = ("testbed/experiment/notify.py", "testbed/run/notify.py", "testbed/run/notifier.py")
 """Files of a room beside its folder."""

@@ -294,7 +294,11 @@ def report_page(
 ) -> Markup:
     """Return the page as HTML; `advance` is called with 1 after each figure."""
     body = _one(runs[0], advance) if len(runs) == 1 else _several(runs, comparison, advance)
-    title = _title(runs)
+    return html_page(_title(runs), body)
+
+
+def html_page(title: str, body: Markup) -> Markup:
+    """Return a page of one file, in the style of the reports: nothing is loaded from elsewhere."""
     style, script = (PAGE / name for name in ("report.css", "sort.js"))
     code = script.read_text(encoding="utf-8")
     digest = b64encode(hashlib.sha256(code.encode()).digest()).decode()

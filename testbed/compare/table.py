@@ -207,7 +207,7 @@ def metrics_csv(comparison: Comparison) -> str:
                     *((gap.p, gap.p_family, gap.judgement, gap.reason) if gap else (None,) * 4),
                 )
             )
-    return _csv(rows)
+    return csv_of(rows)
 
 
 def effects_csv(comparison: Comparison) -> str:
@@ -228,12 +228,12 @@ def effects_csv(comparison: Comparison) -> str:
                 effect.smallest,
             )
         )
-    return _csv(rows)
+    return csv_of(rows)
 
 
 def tuning_csv(tuning: TuningSummary) -> str:
     """Return CSV with a row for each arm, point and seed of a search for constants."""
-    return _csv(list(tuning_rows(tuning)))
+    return csv_of(list(tuning_rows(tuning)))
 
 
 def cells_csv(comparison: Comparison) -> str:
@@ -246,7 +246,7 @@ def cells_csv(comparison: Comparison) -> str:
         return (cell.arm, cell.seed, cell.folder, cell.problem, *values, why)
 
     heads = ("arm", "seed", "folder", "problem", *keys, "undefined")
-    return _csv([heads, *(row(cell) for cell in comparison.cells)])
+    return csv_of([heads, *(row(cell) for cell in comparison.cells)])
 
 
 def number(value: float | None, digits: int, *, is_signed: bool = False) -> str:
@@ -635,7 +635,8 @@ def _coloured(cell: str, is_value: bool) -> str:
     return f"[{COLOURS[word]}]{escape(cell)}[/]" if has_colour else escape(cell)
 
 
-def _csv(rows: Sequence[Sequence[object]]) -> str:
+def csv_of(rows: Sequence[Sequence[object]]) -> str:
+    """Return rows as CSV; a text that a spreadsheet would evaluate is marked."""
     return _csv_text([_csv_cell(value) for value in row] for row in rows)
 
 

@@ -35,6 +35,7 @@ PAGES = (
     "core-stability",
     "metrics",
     "python",
+    "reproduction",
 )
 
 
