@@ -102,7 +102,8 @@ def test_the_peak_memory_and_the_parts_that_fit(monkeypatch: pytest.MonkeyPatch)
         "predicted from two measured sizes"
     )
     assert [board.values["micro_batch"] for board in boards] == [16, 9, 0]
-    assert boards[0].found.endswith("by arithmetic and memory traffic")
+    evaluated = f", 256 evaluated in {boards[0].values['evaluation_s'] * 1e3:.3g} ms"
+    assert boards[0].found.endswith(f"by arithmetic and memory traffic{evaluated}")
     assert boards[1].found.endswith(
         "; fits into 75% of its 1024 MiB with training.micro_batch of at most 9"
     )
