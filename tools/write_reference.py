@@ -11,7 +11,7 @@ import argparse
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def presets_file() -> str:
     return spec.origin
 
 
-PAGES = {
+PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": reference_page,
     "experiment.schema.json": schema_text,
     "cli.md": cli_page,

@@ -13,6 +13,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = (
     "tutorial",
     "analysis",
+    "data-sets",
     "own-data",
     "lab",
     "own-device",

@@ -29,7 +29,8 @@ def loaded(path: Path, content: bytes, **keys: Any) -> Dataset:
 
 def users_of(data: Dataset) -> list[int]:
     assert data.device_ids is not None
-    return data.device_ids.tolist()
+    found: list[int] = data.device_ids.tolist()
+    return found
 
 
 def test_parts_and_files_are_pooled_by_the_name_of_the_user(tmp_path: Path) -> None:
