@@ -75,7 +75,7 @@ def test_without_torch_the_error_of_another_shape_lists_the_shipped_ones(
 @pytest.mark.parametrize(
     ("model", "x_shape", "message"),
     [
-        ("resnet", (3, 32, 32), "must be one of softmax, mlp, cnn or package.module:Name"),
+        ("resnet", (3, 32, 32), "must be one of softmax, mlp, cnn, linear-svm, "),
         ("cnn", (64,), r"cnn needs examples of \(channels, height >= 4, width >= 4\)"),
         ("nowhere.at_all:make", (3,), "must name an importable module, got none named 'nowhere.at"),
         ("math:no_such_name", (3,), "must name a factory in the module math, got no such name"),

@@ -79,7 +79,7 @@ def test_the_resolved_experiment_is_the_same_experiment(path: Path, tmp_path: Pa
         ("broker.url=mqtt://", "broker.url: must name a host, got 'mqtt://'; write mqtt://host"),
         (
             "model.name=resnet",
-            "model.name: must be softmax, mlp, cnn or package.module:Name, got",
+            "model.name: must be softmax, mlp, cnn, linear-svm, cnn-ditto, ",
         ),
         ("nosuch.key=1", "nosuch: unknown key; valid here: aggregation, "),
         ("name=../../etc", "name: must be a text that matches ^[a-zA-Z0-9]"),
