@@ -4,6 +4,7 @@ Cells are replays, run by the workers of `fairbed compare`. A finished cell is a
 run is removed; an interrupted one is resumed by the same command.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from fairbed.testbed.errors import RunError
 from fairbed.testbed.experiment.data import NAMES
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
-from fairbed.testbed.experiment.shards import load_examples
+from fairbed.testbed.experiment.shards import COLUMNS_LOG, load_examples
 from fairbed.testbed.inputs import in_words, product
 from fairbed.testbed.progress import Bar
 from fairbed.testbed.replay.cohort.ordered import free_cores
@@ -170,6 +171,17 @@ def dataset_of(study: Study, panel: Panel) -> str | None:
     return found
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the lines about a data set back: the pages have what concerns their numbers."""
+    log = logging.getLogger(COLUMNS_LOG)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 def _data_sha256(
     experiment: Experiment, hashes: dict[bytes, str | DatasetError]
 ) -> str | DatasetError:
@@ -177,7 +189,8 @@ def _data_sha256(
     key = msgspec.json.encode((experiment.data, experiment.model.task))
     if key not in hashes:
         try:
-            dataset = load_examples(experiment, os.environ)
+            with _quiet():
+                dataset = load_examples(experiment, os.environ)
         except DatasetError as exc:
             hashes[key] = exc
         else:

@@ -259,7 +259,8 @@ def test_a_page_has_the_published_rows_beside_ours(tmp_path: Path) -> None:
 def test_a_panel_without_data_is_skipped_by_name(tmp_path: Path) -> None:
     plan = make_plan({"corefed": load_study("corefed")}, "full", tmp_path)
     assert plan.cells == []
-    assert set(plan.problems) == {("corefed", name) for name in ("adult", "mnist", "cifar10")}
+    panels = ("adult", "mnist", "cifar10", "vgg-11")
+    assert set(plan.problems) == {("corefed", name) for name in panels}
     found = result_of("corefed", plan.studies["corefed"], "full", "x", plan.finished("corefed"))
     assert {claim.verdict for claim in found.claims} == {"not run: no data"}
     assert "Not run: no data: mnist" in markdown(found)
