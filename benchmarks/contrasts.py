@@ -40,7 +40,7 @@ from fairbed.testbed.compare.differences import (
 )
 from fairbed.testbed.compare.grid import Grid, load_grid
 from fairbed.testbed.compare.tuning.halving import Better, Choice, Rung, search
-from fairbed.testbed.compare.tuning_runs import rungs_of, tuning_grid
+from fairbed.testbed.compare.tuning_runs import better_side, rungs_of, tuning_grid
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.cohort.ordered import free_cores
@@ -183,15 +183,13 @@ def tuned_families(grid: Grid, runs: int, grids: int, jobs: int) -> Iterator[Row
         replace(arm, experiment=point.experiment) for arm, point in zip(own, points, strict=True)
     )
     ended = replay_arms(replace(trials, arms=final, baseline=own[0].name), runs, jobs)
-    rungs = rungs_of(grid)
+    rungs, better = rungs_of(grid), better_side(tuning, tried[0])
     criterion = [[run.values.get(tuning.criterion) for run in one] for one in tried]
     for n in sizes:
         rng, shown, alone, other = np.random.default_rng([n, 5]), 0, 0, 0
         for _ in range(grids):
             picks = rng.choice(runs, (n_arms, n + len(tuning.seeds)), replace=False)
-            chosen = [
-                _searched(rungs, criterion, seeds[n:].tolist(), tuning.better) for seeds in picks
-            ]
+            chosen = [_searched(rungs, criterion, seeds[n:].tolist(), better) for seeds in picks]
             results = [
                 CellResult(
                     arm=arm.name,

@@ -13,8 +13,8 @@ import pytest
 SAMPLE_S = 0.02
 MEGABYTE = 1e6
 GARBAGE_BYTES = 10 * MEGABYTE
-"""Growth of this process, since its garbage was last collected, from which on it is collected before
-it counts: among all that a worker has imported, Python seldom does."""
+"""Growth of this process, since its garbage was last collected, from which on it is collected
+before it counts: among all that a worker has imported, Python seldom does."""
 LARGEST = 8
 """Lines that hold most, named if memory grew too much."""
 

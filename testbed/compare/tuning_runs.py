@@ -135,7 +135,7 @@ def tuned(grid: Grid, trials: Grid, run: RunCells) -> Grid | None:
             return None
         runs |= _measured(cells, keys, found)
         if not searches:
-            side = _side(tuning, runs.values())
+            side = better_side(tuning, runs.values())
             searches = [search(rungs, tuning.seeds, side) for _ in grid.arms]
             for one in searches:
                 next(one)
@@ -153,7 +153,7 @@ def tuned(grid: Grid, trials: Grid, run: RunCells) -> Grid | None:
     return _chosen(grid, rungs, choices, runs)
 
 
-def _side(tuning: Tuning, runs: Iterable[RunMeasures]) -> Better:
+def better_side(tuning: Tuning, runs: Iterable[RunMeasures]) -> Better:
     """Return the good side of the criterion; that of a metric by name is in the runs.
 
     Raises:
@@ -235,7 +235,7 @@ def _chosen(
     devices = first.size.devices
     summary = TuningSummary(
         criterion=tuning.criterion,
-        better=_side(tuning, runs.values()),
+        better=better_side(tuning, runs.values()),
         seeds=list(tuning.seeds),
         runs=len(grid.arms) * runs_in(rungs),
         of_runs=len(grid.arms) * rungs[0].points * len(tuning.seeds),

@@ -63,7 +63,8 @@ def test_a_device_serves_its_personal_model_and_else_the_global_one(tmp_path: Pa
     assert found["personal"] == 3
     assert found["rmse_mean"] is None
     text = summary_table(summary)
-    assert f"\nserved     served accuracy {found['accuracy_mean']:.3f}; served worst 10 % 0.000" in text
+    mean = f"served accuracy {found['accuracy_mean']:.3f}"
+    assert f"\nserved     {mean}; served worst 10 % 0.000" in text
     assert "RMSE" not in text
     assert summary.accuracy.mean != found["accuracy_mean"]
     with RunReader(tmp_path / "r") as reader:
