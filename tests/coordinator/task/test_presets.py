@@ -39,12 +39,12 @@ def test_a_preset_has_the_parameters_of_its_source(name: str) -> None:
 
 
 # Small inputs; the export compares the graph with torch, and raises if they differ. Those of other
-# tests of the exporter are of the tier `full`.
+# tests of the exporter are of the tier `full`. vgg-11 is not here: its loss is NaN in the check in
+# float64, so devices train it with torch.
 FAST = ("linear-svm", "cnn-corefed", "text-lstm")
 EXPORTED: dict[str, tuple[tuple[int, ...], int, int, tuple[int, ...]]] = {
     "linear-svm": ((6,), 2, 0, ()),
     "cnn-ditto": ((1, 8, 8), 5, 0, ()),
-    "vgg-11": ((3, 32, 32), 5, 0, ()),
     "cnn-femnist": ((1, 8, 8), 5, 0, ()),
     "cnn-corefed": ((1, 16, 16), 3, 0, ()),
     "cnn-celeba": ((3, 16, 16), 2, 0, ()),
