@@ -37,13 +37,14 @@ CODECS = ("float32", "int8")
 PER_ROUND, DEVICES = 20, 24
 """Devices in each round, and devices of a fleet, half of each profile."""
 
-DILATION = 2
-"""Seconds of the machine per second of the fleet."""
+DILATION = {"wifi-board": 5, "lte-steady": 2, "lte-driving": 2}
+"""By link, seconds of the machine per second of the fleet: a short exchange needs more, because the
+machine delays each by about the same."""
 
-CELL_S = 15.0
+CELL_S = 6.0
 """Time of one cell on two cores besides its rounds, seconds, for the estimate."""
-ROUND_S = 2.0
-"""Time of one round on two cores, seconds, for the estimate."""
+ROUND_S = 1.0
+"""Time of one round on two cores, dilated, seconds, for the estimate."""
 
 LEAST_TIMED = 0.1
 """With a lower share of timed exchanges in a repetition, the command ends."""
@@ -131,10 +132,10 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--only: must be in the name of a cell, got {options.only!r}")
     per_repetition = len(cells) * PER_ROUND * options.rounds
     repetitions = -(-options.exchanges // per_repetition)
-    hours = repetitions * len(cells) * (CELL_S + ROUND_S * options.rounds * DILATION) / 3600.0
+    minutes = repetitions * len(cells) * (CELL_S + ROUND_S * options.rounds) / 60.0
     print(
         f"about {repetitions} x {len(cells)} cells of {PER_ROUND * options.rounds} exchanges: "
-        f"{60 * hours:.0f} min of this machine, less what is finished",
+        f"{minutes:.0f} min of this machine, less what is finished",
         flush=True,
     )
     try:
@@ -198,7 +199,7 @@ def _measured(cell: Cell, repetition: int, out: Path, rounds: int, backend: str)
             codec=codec,
             per_round=PER_ROUND,
             backend=backend,
-            dilation=DILATION,
+            dilation=DILATION[link],
         )
         + groups,
         encoding="utf-8",

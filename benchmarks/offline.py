@@ -8,8 +8,7 @@ ones of that run; only timed exchanges count and teach. An estimator of your own
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -112,22 +111,13 @@ def _run(x: LoggedExchange) -> str:
     return x.key["run"]
 
 
-def _learners(own: Sequence[str]) -> Iterator[tuple[str, Callable[[], Learner]]]:
-    for name, learner in built_in_learners(PlannedSelection()).items():
-        yield name, partial(_itself, learner)
-    for name in own:
-        yield name, partial(make_estimator, SelectionConfig(estimator=name))
-
-
-def _itself(learner: Learner) -> Learner:
-    return learner
-
-
 def _predicted(run: Sequence[LoggedExchange], own: Sequence[str]) -> dict[str, Predicted]:
     """Return the predictions by estimator; each learns from this run alone."""
     rows = {name: at for at, name in enumerate(sorted({x.row.device for x in run}))}
     trials = trials_of([x.row for x in run], rows, PlannedSelection())
-    return {name: predictions(make(), trials) for name, make in _learners(own)}
+    learners: dict[str, Learner] = {**built_in_learners(PlannedSelection())}
+    learners |= {name: make_estimator(SelectionConfig(estimator=name)) for name in own}
+    return {name: predictions(learner, trials) for name, learner in learners.items()}
 
 
 def _group(
