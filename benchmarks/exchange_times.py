@@ -37,7 +37,7 @@ CODECS = ("float32", "int8")
 PER_ROUND, DEVICES = 20, 24
 """Devices in each round, and devices of a fleet, half of each profile."""
 
-DILATION = {"wifi-board": 5, "lte-steady": 2, "lte-driving": 2}
+DILATION = {"wifi-board": 3, "lte-steady": 2, "lte-driving": 2}
 """By link, seconds of the machine per second of the fleet: a short exchange needs more, because the
 machine delays each by about the same."""
 
