@@ -35,6 +35,9 @@ SIGNED = frozenset({"unaccounted_s"})
 
 REQUIRED = frozenset({*KEYS, *TEXT, *COUNTS, *DEVICE, "is_valid", "dispatched_at_s"})
 OUTCOMES = frozenset({"done", "late", "failed", "lost", "rejected", "cancelled"})
+SHOWN = 80
+"""Most characters of a refused value in a message."""
+
 MAX_BYTES = 500_000_000
 """Most that a file may hold after unpacking."""
 
@@ -54,7 +57,7 @@ def rows_of(
 ) -> list[list[str]]:
     """Return the lines of the exchanges of one run, in the order of their rounds."""
     device = {truth.name: truth for truth in truths}
-    lines = []
+    lines = list[list[str]]()
     for x in exchanges:
         truth = device[x.device]
         line = [key[name] for name in KEYS]
@@ -95,14 +98,14 @@ def lines_of(path: Path) -> list[list[str]]:
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as exc:
         raise UsageError(
             f"{path}: must be a whole .csv.xz file, got one that cannot be read "
-            f"({one_line(str(exc))}); copy it again"
+            f"({one_line(str(exc), SHOWN)}); copy it again"
         ) from exc
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path}: must unpack to at most {MAX_BYTES} bytes, got more; split it")
-    header, *lines = csv.reader(io.StringIO(text)) or [[]]
+    header, *lines = [*csv.reader(io.StringIO(text))] or [list[str]()]
     if tuple(header) != COLUMNS:
         other = sorted(set(COLUMNS) ^ set(header))
-        got = one_line(", ".join(other)[:200]) if other else "another order"
+        got = one_line(", ".join(other), 2 * SHOWN) if other else "another order"
         raise UsageError(
             f"{path}: must have the columns of docs/exchange-times.md, differs in {got}; "
             "collect it with `fairbed bench exchange-times`"
@@ -136,7 +139,7 @@ def read_exchanges(path: Path) -> list[LoggedExchange]:
         rounds[run] = row.round
         if (run, row.round, row.device) in seen:
             raise UsageError(
-                f"{where}: a device must occur once in a round, got {one_line(row.device)} again; "
+                f"{where}: a device must occur once in a round, got {one_line(row.device, SHOWN)} again; "
                 "remove one of the lines"
             )
         seen.add((run, row.round, row.device))
@@ -173,7 +176,7 @@ def _exchange(cells: Mapping[str, str], where: str) -> LoggedExchange:
     if cells["outcome"] not in OUTCOMES:
         raise UsageError(
             f"{where}: outcome must be one of {', '.join(sorted(OUTCOMES))}, got "
-            f"{one_line(cells['outcome'][:80])}; correct it"
+            f"{one_line(cells['outcome'], SHOWN)}; correct it"
         )
     key = {name: cells[name] for name in (*KEYS, "profile")}
     return LoggedExchange(key, ExchangeRow(**values))  # type: ignore[arg-type]  # by name
@@ -186,7 +189,9 @@ def _number(name: str, text: str, where: str) -> float:
         number = math.nan
     is_whole = name not in (*COUNTS, *TRUTHS) or number == round(number if number == number else 0)
     if not math.isfinite(number) or not is_whole or (name in TRUTHS and number not in (0, 1)):
-        raise UsageError(f"{where}: {name} must be a number, got {one_line(text[:80])}; correct it")
+        raise UsageError(
+            f"{where}: {name} must be a number, got {one_line(text, SHOWN)}; correct it"
+        )
     if number < 0.0 and name not in SIGNED:
         raise UsageError(f"{where}: {name} must be >= 0, got {number:g}; leave the exchange out")
     return number

@@ -25,11 +25,11 @@ from fairbed.coordinator.algorithms.estimation.prequential import (
 )
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
-from fairbed.coordinator.policy.plugins import PluginError
 from fairbed.coordinator.report.estimators import built_in_learners, trials_of
 from fairbed.coordinator.report.quantities import LEAST, percent
 from fairbed.coordinator.store.reader import PlannedSelection
 from fairbed.testbed.errors import UsageError
+from fairbed.wire.plugins import PluginError
 
 PLACE = "offline table"
 """Name of the place in a document that `--write` replaces."""

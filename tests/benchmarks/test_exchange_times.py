@@ -1,5 +1,6 @@
 """The file of exchange times: what is read and refused, known errors, and a live cell resumed."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_a_bad_line_is_refused_by_its_number(case: str, tmp_path: Path) -> None:
     lines, message = REFUSED[case]
     file = tmp_path / "times.csv.xz"
     write_rows(file, lines())
-    with pytest.raises(UsageError, match=message) as found:
+    with pytest.raises(UsageError, match=re.escape(message)) as found:
         offline.main([str(file)])
     assert "\n" not in str(found.value)
 
@@ -78,14 +79,14 @@ def test_a_truncated_file_and_other_columns_are_refused(
     with monkeypatch.context() as other:
         other.setattr("benchmarks._exchange_log.COLUMNS", (*COLUMNS[:-1], "tau_ms"))
         write_rows(file, [line()])
-    with pytest.raises(UsageError, match="differs in tau_hat_s, tau_ms; "):
+    with pytest.raises(UsageError, match="differs in tau_hat_s, tau_ms"):
         read_exchanges(file)
 
 
 def test_an_unknown_estimator_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "times.csv.xz"
     write_rows(file, [line()])
-    with pytest.raises(UsageError, match="^offline: ") as found:
+    with pytest.raises(UsageError, match=r"^offline: ") as found:
         offline.main([str(file), "--estimator", "no_such_module:Name"])
     assert "\n" not in str(found.value)
 
