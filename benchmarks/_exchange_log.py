@@ -139,7 +139,8 @@ def read_exchanges(path: Path) -> list[LoggedExchange]:
         rounds[run] = row.round
         if (run, row.round, row.device) in seen:
             raise UsageError(
-                f"{where}: a device must occur once in a round, got {one_line(row.device, SHOWN)} again; "
+                f"{where}: a device must occur once in a round, got "
+                f"{one_line(row.device, SHOWN)} again; "
                 "remove one of the lines"
             )
         seen.add((run, row.round, row.device))
