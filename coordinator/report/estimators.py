@@ -55,7 +55,7 @@ def compare_estimators(
         {fleet.round: _all_devices(fleet) for fleet in reader.fleet_contexts()},
         reader.audits(),
     )
-    return prequential({**_learners(settings), **(others or {})}, trials)
+    return prequential({**built_in_learners(settings), **(others or {})}, trials)
 
 
 def stated(found: Mapping[str, Errors], reader: RunReader) -> dict[str, Errors]:
@@ -97,7 +97,8 @@ def _stated(errors: Errors, of: int) -> Errors:
     )
 
 
-def _learners(settings: PlannedSelection) -> dict[str, Learner]:
+def built_in_learners(settings: PlannedSelection) -> dict[str, Learner]:
+    """Return the estimators that each comparison has, with empty state, by name."""
     prior = settings.ridge_lambda or _DEFAULT.ridge_lambda, settings.discount or _DEFAULT.discount
     return {
         "ridge": RidgeEstimator(*prior),

@@ -14,7 +14,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(
     r"(?<![\w./-])"
     r"(?:benchmarks|coordinator|device_agent|docs|examples|experiments|profiles|testbed|tests|tools|wire)"
-    r"/[\w./-]*\w\.(?:csv|json|md|py|svg|toml|txt)\b"
+    r"/[\w./-]*\w\.(?:csv(?:\.xz)?|json|md|py|svg|toml|txt)\b"
 )
 """A file of this repository in a text or a command."""
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)

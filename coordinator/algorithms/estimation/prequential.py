@@ -80,7 +80,7 @@ def prequential(
 
     If true expected times are known, `noise floor` is the error of predicting them.
     """
-    n = max((int(trial.rows.max()) + 1 for trial in trials if trial.rows.size), default=0)
+    n = _devices(trials)
     found = {}
     for name, learner in learners.items():
         measured, expected = _run(learner, trials, n)
@@ -91,12 +91,26 @@ def prequential(
     return found
 
 
+def predictions(learner: Learner, trials: Sequence[EstimatorTrial]) -> "Predicted":
+    """Return what an untrained learner predicts of the exchanges of one fleet, in their order."""
+    return _run(learner, trials, _devices(trials))[0]
+
+
+def pooled_errors(fleets: Sequence["Predicted"]) -> Errors:
+    """Return the errors on the exchanges of several fleets, each predicted on its own."""
+    return _errors(Predicted.of(fleets))
+
+
+def _devices(trials: Sequence[EstimatorTrial]) -> int:
+    return max((int(trial.rows.max()) + 1 for trial in trials if trial.rows.size), default=0)
+
+
 NOISE_FLOOR = "noise floor"
 """Name of a predictor that knows the true parameters: its error is a lower bound."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Predicted:
+class Predicted:
     """Predicted and true exchange times; each of shape (M,)."""
 
     tau_hat_s: Floats
@@ -111,7 +125,7 @@ class _Predicted:
     is_audit: Bools
 
     @classmethod
-    def of(cls, parts: "Sequence[_Predicted]") -> "_Predicted":
+    def of(cls, parts: "Sequence[Predicted]") -> "Predicted":
         """Return the concatenation of `parts`."""
         nothing = np.zeros(0)
         return cls(
@@ -124,9 +138,9 @@ class _Predicted:
             is_audit=np.concatenate([nothing.astype(np.bool_), *(part.is_audit for part in parts)]),
         )
 
-    def where(self, mask: Bools) -> "_Predicted":
+    def where(self, mask: Bools) -> "Predicted":
         """Return the entries selected by `mask`."""
-        return _Predicted(
+        return Predicted(
             tau_hat_s=self.tau_hat_s[mask],
             low_s=self.low_s[mask],
             high_s=self.high_s[mask],
@@ -139,10 +153,10 @@ class _Predicted:
 
 def _run(
     learner: Learner, trials: Sequence[EstimatorTrial], n: int
-) -> tuple[_Predicted, _Predicted | None]:
+) -> tuple[Predicted, Predicted | None]:
     """Return the exchanges in order, and all devices of the rounds with known true times."""
     seen: Ints = np.zeros(n, dtype=np.int64)
-    measured, expected = list[_Predicted](), list[_Predicted]()
+    measured, expected = list[Predicted](), list[Predicted]()
     intervals = ConformalIntervals()
     for trial in trials:
         all_devices, rows = trial.all_devices, trial.rows
@@ -165,7 +179,7 @@ def _run(
         learner.observe(rows, trial.context, trial.measured)
         seen = seen.copy()
         np.add.at(seen, rows, 1)
-    return _Predicted.of(measured), _Predicted.of(expected) if expected else None
+    return Predicted.of(measured), Predicted.of(expected) if expected else None
 
 
 def _of(
@@ -175,11 +189,11 @@ def _of(
     seen: Ints,
     trial: EstimatorTrial,
     bounds_s: tuple[Floats, Floats] | None = None,
-) -> _Predicted:
+) -> Predicted:
     none = np.zeros(len(rows), dtype=np.bool_)
     unknown = np.full(len(rows), np.nan)
     low_s, high_s = (unknown, unknown) if bounds_s is None else (end[rows] for end in bounds_s)
-    return _Predicted(
+    return Predicted(
         tau_hat_s=tau_hat_s[rows],
         low_s=low_s,
         high_s=high_s,
@@ -190,20 +204,20 @@ def _of(
     )
 
 
-def _floor(trials: Sequence[EstimatorTrial], n: int) -> _Predicted | None:
+def _floor(trials: Sequence[EstimatorTrial], n: int) -> Predicted | None:
     """Return the exchanges predicted by their true expected times; None if all are unknown."""
     seen: Ints = np.zeros(n, dtype=np.int64)
-    parts = list[_Predicted]()
+    parts = list[Predicted]()
     for trial in trials:
         all_devices = trial.all_devices
         if all_devices is not None and all_devices.true_tau_s is not None:
             true_s = all_devices.true_tau_s
             parts.append(_of(true_s, trial.rows, trial.measured.tau_s, seen, trial))
         np.add.at(seen, trial.rows, 1)
-    return _Predicted.of(parts) if parts else None
+    return Predicted.of(parts) if parts else None
 
 
-def _all_errors(measured: _Predicted, expected: _Predicted | None) -> Errors:
+def _all_errors(measured: Predicted, expected: Predicted | None) -> Errors:
     """Return the errors on exchanges, on the audit sample, and on all devices."""
     is_audit = measured.is_audit
     return replace(
@@ -213,7 +227,7 @@ def _all_errors(measured: _Predicted, expected: _Predicted | None) -> Errors:
     )
 
 
-def _errors(predicted: _Predicted) -> Errors:
+def _errors(predicted: Predicted) -> Errors:
     is_number = np.isfinite(predicted.tau_s) & np.isfinite(predicted.tau_hat_s)
     counted: Bools = predicted.counts & (predicted.known >= SEEN[0]) & (predicted.tau_s > 0.0)
     counted &= is_number
