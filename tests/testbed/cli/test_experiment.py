@@ -204,7 +204,7 @@ def completions(line: str, cwd: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("fairbed re", ["replay", "report", "record", "reproduce"]),
+        ("fairbed ex", ["examples", "export", "export-model"]),
         ("fairbed replay e.toml --set selection.be", ["selection.beta="]),
         ("fairbed show demo", ["demo-1"]),
         ("fairbed profiles show raspberry-pi-4", ["raspberry-pi-4b"]),
