@@ -97,7 +97,7 @@ def _limits(result: StudyResult) -> Iterator[str]:
     yield (
         f"{summary(result)}. {finished} of {planned} cells are finished. A verdict needs "
         f"{LEAST_SEEDS_TO_JUDGE} seeds, and all claims of the source are tested together at "
-        f"{100.0 * FAMILY_LEVEL:.0f} %; `no power` does not mean that there is no effect. Compare "
+        f'{100.0 * FAMILY_LEVEL:.0f} %; "no power" does not mean that there is no effect. Compare '
         "no absolute number with the source: data, rounds and devices differ as listed."
     )
 
