@@ -52,7 +52,7 @@ LINK, FOLDER = 0o120000, 0o040000
 STRAY = re.compile(r"(^|/)(\.venv[^/]*|__pycache__|\.[a-z]+_cache|runs|dist|data)/|\.(pyc|db|npz)$")
 """Caches, environments, runs and data, by name in the sdist without its top folder."""
 
-KEPT = ("tests/", "docs/")
+KEPT = ("tests/", "docs/", "benchmarks/data/")
 """Folders of the sdist whose own files may have such names."""
 
 
