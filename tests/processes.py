@@ -30,9 +30,13 @@ def end(process: "subprocess.Popen[bytes] | subprocess.Popen[str]", limit_s: flo
 
 
 def own_children() -> list[psutil.Process]:
-    """Return every process that descends from this one, but not those that end with pytest."""
+    """Return every process that descends from this one, but not those that end with pytest.
+
+    Those that have ended do not count: a test that makes this process the reaper of orphans leaves
+    them as zombies.
+    """
     family = psutil.Process().children(recursive=True)
-    return [process for process in family if not is_long_lived(process)]
+    return [process for process in family if _is_running(process) and not is_long_lived(process)]
 
 
 def is_long_lived(process: psutil.Process) -> bool:

@@ -1,5 +1,6 @@
 """A broker's password stays out of argument lists, logs, stores and reports."""
 
+import os
 import stat
 import time
 from collections.abc import Collection
@@ -33,11 +34,12 @@ def argument_lists() -> list[str]:
 def files_with(folder: Path, secrets: Collection[str]) -> list[str]:
     """Return the names of files below a folder that contain a secret."""
     found = []
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # a folder, or gone meanwhile
-            data = path.read_bytes()
-            if any(secret.encode() in data for secret in secrets):
-                found.append(str(path.relative_to(folder)))
+    for place, _, names in os.walk(folder):  # passes over a folder that is gone meanwhile
+        for path in (Path(place, name) for name in names):
+            with suppress(OSError):  # gone meanwhile
+                data = path.read_bytes()
+                if any(secret.encode() in data for secret in secrets):
+                    found.append(str(path.relative_to(folder)))
     return found
 
 
