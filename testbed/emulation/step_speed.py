@@ -165,7 +165,7 @@ def step_s(
         work: Its arithmetic and memory traffic; None is unknown.
         batch_size: Examples of the step.
         like: Class of model; the profile's measurement of it, if any, is scaled by the batch size.
-        frozen: The part of `work` below all layers that are trained; None is none.
+        frozen: The part of `work` below all layers that are trained; None: no layer is frozen.
     """
     known = published_step(profile, like)
     if known is not None:

@@ -184,7 +184,7 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     work: StepWork | None = None
     """Arithmetic and memory traffic of the training step; None is unknown."""
     frozen_work: StepWork | None = None
-    """The part of `work` below all layers that are trained: a forward pass alone; None is none."""
+    """The part of `work` below all layers that are trained; None: no layer is frozen."""
     evaluation_work: StepWork | None = None
     """The same of an evaluation; None if it is not counted."""
     memory: TaskMemory | None = None

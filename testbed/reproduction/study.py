@@ -32,7 +32,7 @@ class Size(Section, frozen=True, kw_only=True):
     """How much of a panel is run."""
 
     seeds: Annotated[int, Meta(ge=1, le=1_000)] | None = None
-    """Number of seeds, from 0; None is that of the study."""
+    """Number of seeds, from 0; None: the number of the study."""
     set: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keys of the experiment, with dots, and their values."""
 
@@ -52,7 +52,7 @@ class Row(Section, frozen=True, kw_only=True):
     label: str
     run: Name
     panel: Name | None = None
-    """Panel of that run; None is its own: a run without an attack serves several."""
+    """Panel of that run; None: this panel. A run without an attack serves several panels."""
     model: Literal["global", "personal"] = "global"
     benign: Name | None = None
     """The run whose malicious devices do not count; None counts all devices."""
